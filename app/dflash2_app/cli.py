@@ -1,0 +1,88 @@
+"""`dflash2-mlx`: assembles the commands and is the one place that catches exceptions.
+
+Owns: the list of commands, `--version`, exit codes. Invariant: importing this module imports no MLX, so that
+`--help` is quick; a command imports the library when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from .commands.demo import demo
+from .commands.generate import generate
+from .errors import INTERRUPTED, USAGE, explain
+from .output import show_problem, silence_stdout, use_lossy_encoding
+
+NAME = "dflash2-mlx"
+COMMANDS = {"generate": generate, "demo": demo}
+
+app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    versions = {name: _installed(name) for name in (NAME, "mlx", "mlx-lm")}
+    print(f"{NAME} {versions[NAME]} (mlx {versions['mlx']}, mlx-lm {versions['mlx-lm']}, "
+          f"Python {platform.python_version()})")  # fmt: skip
+    raise typer.Exit
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "from a checkout"
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """DFlash 2 speculative decoding on MLX: the target model's own text, several tokens per pass."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command line and return its exit code; the entry point of the installed command."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    use_lossy_encoding()
+    try:
+        code = app(arguments, prog_name=NAME, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`): no failure, nothing to say.
+        silence_stdout()
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except BaseException as error:  # noqa: BLE001 - the boundary: nothing gets out as a traceback
+        return _report(error, arguments)
+
+
+def _report(error: BaseException, arguments: list[str]) -> int:
+    problem = explain(error)
+    if os.environ.get("DFLASH2_DEBUG") == "1":
+        traceback.print_exception(error)
+    hint = problem.hint
+    if hint is None and problem.exit_code == USAGE:
+        command = f"{NAME} {arguments[0]}" if arguments and arguments[0] in COMMANDS else NAME
+        hint = f"`{command} --help` lists the options"
+    show_problem(problem.message, hint)
+    return problem.exit_code

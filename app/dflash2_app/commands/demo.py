@@ -1,0 +1,264 @@
+"""`dflash2-mlx demo`: the same prompt decoded plainly and with DFlash 2, side by side, with a verdict.
+
+Owns: the two runs, one after the other so that neither slows the other, and what is printed of them. The
+screen itself is drawn by `demo_view`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import FAILED, UsageError
+from ..output import Output, is_terminal
+from .grouping import grouped
+from .options import MaxTokens, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode
+from .prompt import Prompt, PromptOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    import dflash2_mlx as d2
+
+    from .demo_view import Kind, Lane
+
+_PANEL = "Output"
+MODES = ("plain", "dflash2")
+TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
+WARM_UP_TOKENS = 16
+REFRESHES_PER_SECOND = 12
+DEFAULT_CODE = '''def read_config(path):
+    """Read the configuration file and return its options."""
+    with open(path) as f:
+'''
+DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
+
+
+@dataclass(frozen=True)
+class DemoReplyOptions(ReplyOptions):
+    """As for `generate`, but as long as a screen holds."""
+
+    max_tokens: Annotated[int, MaxTokens] = 192
+
+
+@dataclass(frozen=True)
+class DemoSamplingOptions(SamplingOptions):
+    """As for `generate`, but with a seed and coupled, so that the two texts must be equal."""
+
+    seed: Annotated[int | None, Seed] = 0
+    lossless_mode: Annotated[str | None, lossless_mode()] = "coupled"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What both runs have in common."""
+
+    engine: d2.Engine
+    prompt: Prompt
+    config: d2.GenerationConfig
+
+    def events(self, mode: str) -> Iterator[d2.GenerationEvent]:
+        import dflash2_mlx as d2
+
+        return d2.stream_generate(self.engine, self.prompt, replace(self.config, mode=mode))
+
+    def result(self, mode: str) -> d2.GenerationResult:
+        import dflash2_mlx as d2
+
+        return d2.generate(self.engine, self.prompt, replace(self.config, mode=mode))
+
+    def warm_up(self) -> None:
+        """Let both modes meet their shapes once, or the first run would pay for the second."""
+        import dflash2_mlx as d2
+
+        for mode in MODES:
+            d2.generate(self.engine, self.prompt, replace(self.config, mode=mode, max_tokens=WARM_UP_TOKENS))
+
+    def compare(self, plain: d2.GenerationResult, dflash2: d2.GenerationResult) -> d2.Verdict:
+        import dflash2_mlx as d2
+
+        return d2.compare_runs(self.engine, self.prompt, self.config, plain, dflash2)
+
+
+@grouped
+def demo(
+    prompts: PromptOptions,
+    models: ModelOptions,
+    reply: DemoReplyOptions,
+    sampling: DemoSamplingOptions,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROMPT", help="The prompt; - reads standard input", show_default="one that suits the model"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel=_PANEL)] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 when the two texts differ", rich_help_panel=_PANEL)
+    ] = False,
+) -> None:
+    """Decode a prompt plainly and with DFlash 2, and compare the two."""
+    if not models.drafts:
+        raise UsageError("--drafter: got none, expected the drafter that the demo compares plain decoding with")
+    given = None if prompt is None and prompts.messages is None else prompts.read(prompt)
+    with Output() as out:
+        config = _config(prompts, reply, sampling)
+        engine = models.load(out)
+        text = given or prompts.read(DEFAULT_QUESTION if _chats(engine, config) else DEFAULT_CODE)
+        pair = Pair(engine, text, config)
+        if json:
+            verdict = _compare_for_json(pair, out)
+        elif is_terminal(sys.stdout):
+            verdict = _compare_live(pair, out)
+        else:
+            verdict = _compare_in_lines(pair, out)
+    if check and not verdict.identical:
+        raise typer.Exit(FAILED)
+
+
+def _config(prompts: PromptOptions, reply: ReplyOptions, sampling: SamplingOptions) -> d2.GenerationConfig:
+    import dflash2_mlx as d2
+
+    return d2.GenerationConfig(
+        max_tokens=reply.max_tokens,
+        sampling=sampling.config(),
+        stop=tuple(reply.stop or ()),
+        block_size=reply.block_size,
+        chat_template=not prompts.no_chat_template,
+        chat_template_kwargs=prompts.chat_template_args,
+    )
+
+
+def _chats(engine: d2.Engine, config: d2.GenerationConfig) -> bool:
+    return config.chat_template and engine.tokenizer.has_chat_template
+
+
+def _compare_for_json(pair: Pair, out: Output) -> d2.Verdict:
+    out.status("warming up")
+    pair.warm_up()
+    results = {}
+    for mode in MODES:
+        out.status(f"{TITLES[mode]} runs")
+        results[mode] = pair.result(mode)
+    verdict = pair.compare(**results)
+    out.json({**{mode: result.to_dict() for mode, result in results.items()}, **verdict.to_dict()})
+    return verdict
+
+
+def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
+    """Without a terminal there are no panes: each text, its figures, then the verdict."""
+    from rich.console import Console
+
+    from .demo_view import figures
+
+    pair.warm_up()
+    out.data(f"{_subject(pair)}\none run after the other, so that neither slows the other\n")
+    results = {}
+    for mode in MODES:
+        out.data(f"\n== {TITLES[mode]} ==\n")
+        results[mode] = result = pair.result(mode)
+        out.data(result.text)
+        out.end_line()
+        out.data(f"-- {figures(result.stats)}\n")
+    out.data("\n")
+    verdict = pair.compare(**results)
+    _print_verdict(Console(), pair, results, verdict)
+    return verdict
+
+
+def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
+    from rich.console import Console
+    from rich.live import Live
+
+    from .demo_view import Lane, Screen
+
+    console = Console()
+    shown = pair.prompt if isinstance(pair.prompt, str) and not _chats(pair.engine, pair.config) else ""
+    lanes = {mode: Lane(TITLES[mode], "waits for its turn", shown) for mode in MODES}
+    screen = Screen(_subject(pair), list(lanes.values()))
+    out.end_status()
+    with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
+        pair.warm_up()
+        results = {mode: _run_live(pair, mode, lanes[mode]) for mode in MODES}
+    verdict = pair.compare(**results)
+    _print_verdict(console, pair, results, verdict)
+    return verdict
+
+
+def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:
+    """Run one mode to its end and tell the lane of every token."""
+    import dflash2_mlx as d2
+
+    from .demo_view import figures
+
+    blocks = Blocks(pair.engine)
+    text: list[str] = []
+    token_ids: list[int] = []
+    lane.start("reading the prompt")
+    with closing(pair.events(mode)) as events:
+        for event in events:
+            if event.token_ids or event.text:
+                lane.land(blocks.parts(event, mode), figures(event.stats))
+            text.append(event.text)
+            token_ids += event.token_ids
+    lane.finish(figures(event.stats))
+    return d2.GenerationResult("".join(text), token_ids, event.finish_reason, event.stats)
+
+
+class Blocks:
+    """Cuts the text of a round into what the drafter proposed and what the target added."""
+
+    def __init__(self, engine: d2.Engine):
+        self._tokenizer = engine.tokenizer
+        self._recent: list[int] = []
+
+    def parts(self, event: d2.GenerationEvent, mode: str) -> list[tuple[str, Kind]]:
+        if mode == "plain":
+            return [(event.text, "plain")]
+        accepted = event.round.num_accepted if event.round is not None else 0
+        drafted = [*self._recent, *event.token_ids[:accepted]]
+        everything = [*self._recent, *event.token_ids]
+        # Decoded behind a few earlier tokens: alone, a token may lose its leading blank. The text of an event
+        # can lag behind its tokens (half a character, the start of a stop string), hence the clamp.
+        own = len(self._tokenizer.decode(everything)) - len(self._tokenizer.decode(drafted))
+        cut = max(0, len(event.text) - max(0, own))
+        self._recent = everything[-4:]
+        return [(event.text[:cut], "accepted"), (event.text[cut:], "bonus")]
+
+
+def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> None:
+    from .demo_view import verdict_table
+
+    table = verdict_table(
+        results["plain"].stats, results["dflash2"].stats, verdict, ascii_only=console.options.ascii_only
+    )
+    for note in _notes(pair, results, verdict):
+        table.add_row("note", note)
+    console.print(table)
+
+
+def _notes(pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> list[str]:
+    sampling = pair.config.sampling
+    notes = list(results["dflash2"].stats.notices)
+    if results["dflash2"].stats.fallback_reason:
+        notes.append(f"the second run was not drafted: {results['dflash2'].stats.fallback_reason}")
+    if pair.engine.row_cost_note:
+        notes.append(f"{pair.engine.row_cost_note}: read acceptance, not speed")
+    if not verdict.identical and not sampling.greedy and not sampling.coupled:
+        notes.append("rejection keeps the distribution, not the very text; --lossless-mode coupled keeps both")
+    return notes
+
+
+def _subject(pair: Pair) -> str:
+    engine, sampling = pair.engine, pair.config.sampling
+    if sampling.greedy:
+        drawn = "greedy"
+    else:
+        drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
+    width = pair.config.block_size or engine.block_size
+    return f"{engine.target_name} + {engine.drafter_name} · block size {width} · {drawn}"

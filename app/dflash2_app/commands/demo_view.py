@@ -1,0 +1,227 @@
+"""What the demo shows: two lanes of text while they run, and the verdict after.
+
+Owns: layout, tints and the bar chart. Knows nothing of models: it is told what was committed and by whom.
+Invariant: drawing never blocks a run; the screen reads a lane under its lock and at its own pace, so that a
+slow terminal does not slow the decoding that is being measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ..output import printable
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+Kind = Literal["prompt", "plain", "accepted", "bonus"]
+
+# Foreground and background together, so that both stay readable on light and on dark terminals.
+STYLES: dict[Kind, str] = {
+    "prompt": "dim",
+    "plain": "",
+    "accepted": "color(194) on color(22)",
+    "bonus": "bold color(230) on color(94)",
+}
+NEWEST: dict[Kind, str] = {
+    "prompt": "dim",
+    "plain": "reverse",
+    "accepted": "bold color(16) on color(120)",
+    "bonus": "bold color(16) on color(221)",
+}
+SIDE_BY_SIDE = 96  # columns from which two panes of code are readable next to each other
+VERDICT_LINES = 15  # kept free below the panes, so that panes and verdict share one screen
+LEAST_PANE = 5
+BAR_LINES = 3
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that landed at once, and where it came from."""
+
+    text: str
+    kind: Kind
+    landing: int
+
+
+class Lane:
+    """One run as the screen sees it."""
+
+    def __init__(self, title: str, waiting: str, prompt: str = ""):
+        self.title = title
+        self.waiting = waiting
+        self._lock = threading.Lock()
+        self._lines: list[list[Piece]] = [[]]
+        self._landings = 0
+        self._started: float | None = None
+        self._ended: float | None = None
+        self._figures = ""
+        self._append(prompt, "prompt")
+
+    def start(self, doing: str) -> None:
+        """The run begins; `doing` is shown until the first figures arrive."""
+        with self._lock:
+            self._started, self._figures = time.monotonic(), doing
+
+    def land(self, parts: Sequence[tuple[str, Kind]], figures: str) -> None:
+        """One pass committed these parts."""
+        with self._lock:
+            self._landings += 1
+            for text, kind in parts:
+                self._append(text, kind)
+            self._figures = figures
+
+    def finish(self, figures: str) -> None:
+        """The run is over: nothing is new any more."""
+        with self._lock:
+            self._ended = time.monotonic()
+            self._landings += 1
+            self._figures = figures
+
+    def _append(self, text: str, kind: Kind) -> None:
+        first, *others = printable(text).expandtabs(4).split("\n")
+        if first:
+            self._lines[-1].append(Piece(first, kind, self._landings))
+        for line in others:
+            self._lines.append([Piece(line, kind, self._landings)] if line else [])
+
+    @property
+    def running(self) -> bool:
+        return self._started is not None and self._ended is None
+
+    def footer(self) -> str:
+        """Figures, and the seconds gone by."""
+        with self._lock:
+            if self._started is None:
+                return self.waiting
+            seconds = (self._ended or time.monotonic()) - self._started
+            return f"{seconds:.1f} s · {self._figures}" if self._figures else f"{seconds:.1f} s"
+
+    def tail(self, console: Console, width: int, height: int) -> list[Text]:
+        """Wrap the last lines that fit into a pane."""
+        with self._lock:
+            lines = [list(line) for line in self._lines[-height:]]
+            newest = self._landings
+        wrapped: list[Text] = []
+        for line in lines:
+            text = Text()
+            for piece in line:
+                styles = NEWEST if piece.landing == newest else STYLES
+                text.append(piece.text, styles[piece.kind])
+            wrapped += text.wrap(console, width, overflow="fold") if text else [text]
+        return wrapped[-height:]
+
+
+class Screen:
+    """Header and two panes, side by side where there is room, else one above the other."""
+
+    def __init__(self, subject: str, lanes: Sequence[Lane]):
+        self.subject = subject
+        self.lanes = lanes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.subject, style="bold", overflow="ellipsis", no_wrap=True)
+        yield self._legend()
+        height = console.height - VERDICT_LINES - 2
+        if options.max_width >= SIDE_BY_SIDE:
+            height = max(height, LEAST_PANE)
+            row = Table.grid(expand=True)
+            for _ in self.lanes:
+                row.add_column(ratio=1)
+            row.add_row(*(self._pane(console, lane, options.max_width // 2, height) for lane in self.lanes))
+            yield row
+        else:
+            height = max(height // 2, LEAST_PANE)
+            yield Group(*(self._pane(console, lane, options.max_width, height) for lane in self.lanes))
+
+    def _legend(self) -> Text:
+        legend = Text(overflow="ellipsis", no_wrap=True)
+        legend.append(" accepted draft ", STYLES["accepted"])
+        legend.append(" ")
+        legend.append(" the target's own token ", STYLES["bonus"])
+        legend.append("  one run after the other", "dim")
+        return legend
+
+    def _pane(self, console: Console, lane: Lane, width: int, height: int) -> Panel:
+        lines = lane.tail(console, width - 4, height - 2)
+        return Panel(
+            Group(*lines),
+            title=Text(lane.title, style="bold"),
+            title_align="left",
+            subtitle=Text(lane.footer()),
+            subtitle_align="left",
+            border_style="cyan" if lane.running else "dim",
+            height=height,
+        )
+
+
+def figures(stats: d2.GenerationStats) -> str:
+    """Say how a run goes, in the room of a pane's border."""
+    parts = [f"{stats.generated_tokens} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+    if stats.acceptance_length is not None:
+        parts.append(f"acceptance {stats.acceptance_length:.2f}")
+    return " · ".join(parts)
+
+
+def verdict_table(
+    plain: d2.GenerationStats, dflash2: d2.GenerationStats, verdict: d2.Verdict, *, ascii_only: bool
+) -> Table:
+    """Lay out what the comparison found."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    table.add_row("verdict", _equality(plain, verdict))
+    if verdict.speedup is not None:
+        rates = f"{plain.tokens_per_second:.1f} → {dflash2.tokens_per_second:.1f} tokens/s"
+        table.add_row("speed-up", Text.assemble((f"{verdict.speedup:.2f}x", "bold"), f"   {rates}"))
+    if dflash2.acceptance_length is not None:
+        tokens = f"tokens per pass, of up to {dflash2.block_size}"
+        table.add_row("acceptance", Text.assemble((f"{dflash2.acceptance_length:.2f}", "bold"), f"   {tokens}"))
+    if any(share is not None for share in dflash2.acceptance_by_position):
+        table.add_row("by position", bar_chart(dflash2.acceptance_by_position, ascii_only=ascii_only))
+    return table
+
+
+def _equality(plain: d2.GenerationStats, verdict: d2.Verdict) -> Text:
+    if verdict.identical:
+        return Text.assemble(("identical", "bold green"), f"   all {plain.generated_tokens} tokens are equal")
+    found = verdict.first_difference
+    text = Text.assemble(("different", "bold red"))
+    if found is None:
+        return text
+    text.append(f"   from token {found['index']} on: plain {found['plain_token']}, DFlash 2 {found['dflash2_token']}")
+    gap = found["logit_gap"]
+    return text if gap is None else text.append(f", logit gap {gap:.4g}")
+
+
+def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Text:
+    """Draw one upright bar per position, its percentage and its number below."""
+    chart = Text()
+    for row in reversed(range(BAR_LINES)):
+        for share in shares:
+            chart.append(_cell(share or 0.0, row, ascii_only).center(4), "green")
+        chart.append("\n")
+    for share in shares:
+        chart.append(("–" if share is None else f"{share * 100:.0f}").center(4))
+    chart.append(" % accepted\n")
+    for position in range(1, len(shares) + 1):
+        chart.append(f"{position}".center(4), "dim")
+    return chart.append(" position", "dim")
+
+
+def _cell(share: float, row: int, ascii_only: bool) -> str:
+    """The part of a bar that falls into one line, two columns wide."""
+    eighths = max(0, min(8, round(share * BAR_LINES * 8) - row * 8))
+    if ascii_only:
+        return "##" if eighths >= 4 else "  "
+    return _EIGHTHS[eighths] * 2

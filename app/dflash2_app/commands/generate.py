@@ -1,0 +1,128 @@
+"""`dflash2-mlx generate`: one reply, as text or as one JSON object."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import UsageError
+from ..output import Output
+from .grouping import grouped
+from .options import ModelOptions, ReplyOptions, SamplingOptions, valued
+from .parsers import integer
+from .prompt import Prompt, PromptOptions
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+_PANEL = "Output"
+_output = valued(_PANEL)
+MOST_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where the reply goes and what is told about it."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel=_PANEL)] = False
+    logprobs: Annotated[
+        int | None,
+        _output(
+            "--logprobs", "N", "With --json: log-probabilities of each token and N others", integer(0, MOST_LOGPROBS)
+        ),
+    ] = None
+    output: Annotated[Path | None, _output("--output", "FILE", "Write to a file instead of standard output", Path)] = (
+        None
+    )
+    stats: Annotated[
+        bool, typer.Option("--stats/--no-stats", help="A line of figures on standard error", rich_help_panel=_PANEL)
+    ] = True
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and not self.json:
+            raise UsageError(f"--logprobs: got {self.logprobs}, expected --json as well: they are shown only there")
+
+
+@grouped
+def generate(
+    prompts: PromptOptions,
+    models: ModelOptions,
+    reply: ReplyOptions,
+    sampling: SamplingOptions,
+    shown: OutputOptions,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; - or nothing reads standard input")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="One token per pass, without the drafter", rich_help_panel="Model")
+    ] = False,
+) -> None:
+    """Write one reply to a prompt."""
+    text = prompts.read(prompt)
+    with Output(shown.output) as out:
+        import dflash2_mlx as d2
+
+        config = d2.GenerationConfig(
+            max_tokens=reply.max_tokens,
+            sampling=sampling.config(),
+            stop=tuple(reply.stop or ()),
+            block_size=reply.block_size,
+            mode="plain" if plain or models.refuses_drafter else "auto",
+            logprobs=shown.logprobs,
+            chat_template=not prompts.no_chat_template,
+            chat_template_kwargs=prompts.chat_template_args,
+        )
+        for name in sampling.without_effect():
+            out.note(f"{name} has no effect at --temperature 0")
+        engine = models.load(out, plain=plain)
+        if shown.json:
+            stats = _print_object(engine, text, config, out)
+        else:
+            stats = _print_text(engine, text, config, out)
+        if shown.stats:
+            out.info(summary(stats))
+
+
+def _print_object(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
+    import dflash2_mlx as d2
+
+    out.status("generating")
+    result = d2.generate(engine, prompt, config)
+    for notice in result.stats.notices:
+        out.note(notice)
+    out.json(result.to_dict())
+    return result.stats
+
+
+def _print_text(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
+    import dflash2_mlx as d2
+
+    told: list[str] = []
+    with closing(d2.stream_generate(engine, prompt, config)) as events:
+        for event in events:
+            for notice in event.stats.notices[len(told) :]:
+                out.note(notice)
+                told.append(notice)
+            if not event.token_ids and event.prefilled < event.prompt_tokens:
+                out.status(f"reading the prompt: {event.prefilled} of {event.prompt_tokens} tokens")
+            out.data(event.text)
+            stats = event.stats
+    out.end_line()
+    return stats
+
+
+def summary(stats: d2.GenerationStats) -> str:
+    """Say in one line how a reply went."""
+    parts = [
+        f"{stats.generated_tokens} tokens in {stats.decode_s:.2f} s",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"prompt {stats.prompt_tokens} tokens in {stats.prefill_s:.2f} s",
+    ]
+    if stats.acceptance_length is not None:
+        parts.append(f"acceptance length {stats.acceptance_length:.2f} of {stats.block_size}")
+    reason = f" ({stats.fallback_reason})" if stats.fallback_reason else ""
+    return " · ".join([*parts, f"{stats.mode}{reason}"])

@@ -1,0 +1,46 @@
+"""Lets a command take a dataclass of options as one parameter.
+
+Owns: the spreading of a dataclass's fields into Typer options and their gathering back. Uses only what
+Python says about signatures; Typer sees an ordinary function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per field of every parameter whose type is a dataclass."""
+    groups: dict[str, type] = {}
+    spread: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            spread += _parameters(parameter.annotation)
+        else:
+            spread.append(parameter.replace(kind=KEYWORD))
+
+    @functools.wraps(command)
+    def gather(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{item.name: values.pop(item.name) for item in dataclasses.fields(group)})
+        command(**values)
+
+    del gather.__wrapped__  # else `inspect.signature` would look through to the ungrouped one
+    gather.__signature__ = inspect.Signature(spread)
+    gather.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
+    return gather
+
+
+def _parameters(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(item.name, KEYWORD, default=item.default, annotation=hints[item.name])
+        for item in dataclasses.fields(group)
+    ]

@@ -1,0 +1,106 @@
+"""Turns the text of one option into its value, or refuses it.
+
+Owns: the wording of a bad value: what was received, what is expected (Typer adds the option's name). Knows
+no option by name. Every parser also takes its own result, because Typer runs defaults through it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True)
+class TokenBias:
+    """One `--logit-bias`: what is added to one token's logit."""
+
+    token: int
+    value: float
+
+
+def refuse(given: object, expected: str) -> typer.BadParameter:
+    """Word a bad value."""
+    return typer.BadParameter(f"got {given!r}, expected {expected}")
+
+
+def number(expected: str, fits: Callable[[float], bool]) -> Callable[[str | float], float]:
+    """Make a parser for a finite number of some range, described by `expected`."""
+
+    def parse(given: str | float) -> float:
+        try:
+            value = float(given)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and fits(value)):
+            raise refuse(given, f"a number {expected}")
+        return value
+
+    return parse
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str | int], int]:
+    """Make a parser for an integer of low..high, both included."""
+    expected = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
+
+    def parse(given: str | int) -> int:
+        try:
+            value = int(given)
+        except ValueError:
+            value = low - 1
+        if value < low or (high is not None and value > high):
+            raise refuse(given, expected)
+        return value
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """Make a parser for one of a few words."""
+
+    def parse(given: str) -> str:
+        if given not in choices:
+            raise refuse(given, " or ".join(choices))
+        return given
+
+    return parse
+
+
+def one_integer_of(*choices: int) -> Callable[[str | int], int]:
+    """Make a parser for one of a few numbers."""
+    word = one_of(*map(str, choices))
+    return lambda given: int(word(str(given)))
+
+
+def filled(given: str) -> str:
+    """Parse a text that must not be empty."""
+    if not given:
+        raise refuse(given, "at least one character")
+    return given
+
+
+def token_bias(given: str) -> TokenBias:
+    """Parse ID=VALUE."""
+    token, _, value = given.partition("=")
+    try:
+        bias = TokenBias(int(token), float(value))
+    except ValueError:
+        bias = TokenBias(-1, math.nan)
+    if bias.token < 0 or not math.isfinite(bias.value):
+        raise refuse(given, "ID=VALUE: a token id >= 0 and a finite number")
+    return bias
+
+
+def json_object(given: str) -> dict[str, Any]:
+    """Parse the text of a JSON object."""
+    try:
+        value = json.loads(given)
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise refuse(given, 'a JSON object such as {"enable_thinking": false}')
+    return value

@@ -1,0 +1,165 @@
+"""The one place that writes: data to standard output, everything else to standard error.
+
+Owns: both streams, the transient status line and `--output` files. Knows nothing of models. Invariant:
+standard output carries only what was asked for, so that it can be piped; text from a model never reaches a
+terminal with its control characters alive.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from .errors import UsageError
+
+# C0 and C1 controls become visible signs; a reply must not move the cursor or retitle the window.
+_VISIBLE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_VISIBLE |= {0x7F: "␡", **dict.fromkeys(range(128, 160), "�")}
+_CLEAR_LINE = "\r\x1b[K"
+
+
+def printable(text: str) -> str:
+    """Replace the characters a terminal would obey by characters it shows."""
+    return text.translate(_VISIBLE)
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot say (infinities, as in the log-probability of a banned token) by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a screen that understands cursor movement."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def use_lossy_encoding() -> None:
+    """Let a stream that is not UTF-8 show `?` for what it cannot encode, instead of failing half-way."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")
+
+
+def silence_stdout() -> None:
+    """Send what is left in standard output nowhere: its reader is gone, and Python flushes once more at exit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
+
+
+class Output:
+    """Sink of one command.
+
+    With `path`, data goes to that file instead of standard output. The file is opened for appending at once,
+    so that an unwritable one is refused before anything slow starts, and written only when `close` finds
+    that the command succeeded.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._path = path
+        self._kept: list[str] = []
+        self._created = False
+        self._status_shown = False
+        self._line_open = False
+        if path is not None:
+            self._claim(path)
+
+    def _claim(self, path: Path) -> None:
+        existed = path.exists()
+        try:
+            with path.open("a", encoding="utf-8"):
+                self._created = not existed
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise UsageError(f"--output: got {str(path)!r}, expected a writable file ({reason})") from None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        self.end_status()
+        self.end_line()
+        if self._path is None:
+            return
+        if kind is None:
+            self._path.write_text("".join(self._kept), encoding="utf-8")
+            self.note(f"written to {self._path}")
+        elif self._created:
+            self._path.unlink(missing_ok=True)
+
+    def data(self, text: str) -> None:
+        """Write text as it comes; a streamed reply is many calls."""
+        if not text:
+            return
+        if self._path is not None:
+            self._kept.append(text)
+            return
+        self.end_status()
+        sys.stdout.write(printable(text) if is_terminal(sys.stdout) else text)
+        sys.stdout.flush()
+        self._line_open = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Finish an open line of data, so that what follows starts on its own line."""
+        if self._line_open:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._line_open = False
+        if self._kept and not self._kept[-1].endswith("\n"):
+            self._kept.append("\n")
+
+    def json(self, value: dict[str, Any]) -> None:
+        """Write one JSON object; nothing else may go to standard output in that run."""
+        self.data(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def note(self, text: str) -> None:
+        """Say something the user should know, on standard error."""
+        self._say(f"note: {text}")
+
+    def info(self, text: str) -> None:
+        """Say something on standard error, without a label."""
+        self._say(text)
+
+    def _say(self, line: str) -> None:
+        self.end_status()
+        if self._line_open and is_terminal(sys.stdout):
+            self.end_line()
+        print(printable(line), file=sys.stderr, flush=True)
+
+    def status(self, text: str) -> None:
+        """Show what is going on until the next output, on a terminal only."""
+        if is_terminal(sys.stderr) and not self._line_open:
+            sys.stderr.write(f"{_CLEAR_LINE}{printable(text)}")
+            sys.stderr.flush()
+            self._status_shown = True
+
+    def end_status(self) -> None:
+        """Take the status line away."""
+        if self._status_shown:
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
+            self._status_shown = False
+
+
+def show_problem(message: str, hint: str | None) -> None:
+    """Print an error, and what to do about it, on standard error."""
+    bold_red, plain = ("\x1b[1;31m", "\x1b[0m") if _colour(sys.stderr) else ("", "")
+    print(f"{bold_red}error:{plain} {printable(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def _colour(stream: TextIO) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
