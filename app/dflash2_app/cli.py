@@ -17,7 +17,7 @@ import typer
 
 from .commands.demo import demo
 from .commands.generate import generate
-from .errors import INTERRUPTED, USAGE, explain
+from .errors import INTERRUPTED, USAGE, ReaderGone, explain
 from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
@@ -62,12 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
     use_lossy_encoding()
     try:
         code = app(arguments, prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`): no failure, nothing to say.
+    except ReaderGone:
         silence_stdout()
         return 0
     except SystemExit as stop:

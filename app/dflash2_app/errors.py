@@ -37,6 +37,10 @@ class UsageError(AppError):
     exit_code = USAGE
 
 
+class ReaderGone(Exception):
+    """Whoever read our standard output has seen enough (`| head`): stop, there is nothing to say."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One exception, ready to be shown."""

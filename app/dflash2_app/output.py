@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from .errors import UsageError
+from .errors import ReaderGone, UsageError
 
 # C0 and C1 controls become visible signs; a reply must not move the cursor or retitle the window.
 _VISIBLE = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
@@ -57,6 +57,14 @@ def silence_stdout() -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGone from None  # Typer would make a failure of a broken pipe
 
 
 class Output:
@@ -107,16 +115,14 @@ class Output:
             self._kept.append(text)
             return
         self.end_status()
-        sys.stdout.write(printable(text) if is_terminal(sys.stdout) else text)
-        sys.stdout.flush()
+        _write(printable(text) if is_terminal(sys.stdout) else text)
         self._line_open = not text.endswith("\n")
 
     def end_line(self) -> None:
         """Finish an open line of data, so that what follows starts on its own line."""
         if self._line_open:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
             self._line_open = False
+            _write("\n")
         if self._kept and not self._kept[-1].endswith("\n"):
             self._kept.append("\n")
 

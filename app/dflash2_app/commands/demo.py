@@ -165,7 +165,6 @@ def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
         out.data(result.text)
         out.end_line()
         out.data(f"-- {figures(result.stats)}\n")
-    out.data("\n")
     verdict = pair.compare(**results)
     _print_verdict(Console(), pair, results, verdict)
     return verdict
@@ -232,14 +231,31 @@ class Blocks:
 
 
 def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> None:
-    from .demo_view import verdict_table
+    from .demo_view import Outcome, verdict_table
 
-    table = verdict_table(
-        results["plain"].stats, results["dflash2"].stats, verdict, ascii_only=console.options.ascii_only
+    outcome = Outcome(
+        results["plain"].stats,
+        results["dflash2"].stats,
+        verdict,
+        _difference(pair.engine, verdict),
+        _notes(pair, results, verdict),
     )
-    for note in _notes(pair, results, verdict):
-        table.add_row("note", note)
-    console.print(table)
+    console.print()
+    console.print(verdict_table(outcome, ascii_only=console.options.ascii_only))
+
+
+def _difference(engine: d2.Engine, verdict: d2.Verdict) -> str:
+    found = verdict.first_difference
+    if found is None:
+        return ""
+    tokens = {side: found[f"{side}_token"] for side in MODES}
+    # A side that stopped earlier has no token there.
+    words = {
+        side: "the end" if token is None else repr(engine.tokenizer.decode([token])) for side, token in tokens.items()
+    }
+    text = f"from token {found['index']} on: plain {words['plain']}, DFlash 2 {words['dflash2']}"
+    gap = found["logit_gap"]
+    return text if gap is None else f"{text}, logit gap {gap:.4g}"
 
 
 def _notes(pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> list[str]:

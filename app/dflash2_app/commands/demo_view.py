@@ -39,10 +39,12 @@ NEWEST: dict[Kind, str] = {
     "bonus": "bold color(16) on color(221)",
 }
 SIDE_BY_SIDE = 96  # columns from which two panes of code are readable next to each other
-VERDICT_LINES = 15  # kept free below the panes, so that panes and verdict share one screen
+VERDICT_LINES = 13  # kept free below the panes, so that panes and verdict share one screen
 LEAST_PANE = 5
 BAR_LINES = 3
+SPEED_BAR = 30
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_LEFT_EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,9 @@ class Screen:
         lines = lane.tail(console, width - 4, height - 2)
         return Panel(
             Group(*lines),
-            title=Text(lane.title, style="bold"),
+            title=Text(lane.title, style="bold not dim"),
             title_align="left",
-            subtitle=Text(lane.footer()),
+            subtitle=Text(lane.footer(), style="not dim"),
             subtitle_align="left",
             border_style="cyan" if lane.running else "dim",
             height=height,
@@ -173,35 +175,50 @@ def figures(stats: d2.GenerationStats) -> str:
     return " · ".join(parts)
 
 
-def verdict_table(
-    plain: d2.GenerationStats, dflash2: d2.GenerationStats, verdict: d2.Verdict, *, ascii_only: bool
-) -> Table:
+@dataclass(frozen=True)
+class Outcome:
+    """Both runs' figures, what their comparison found, and what the reader should know about it."""
+
+    plain: d2.GenerationStats
+    dflash2: d2.GenerationStats
+    verdict: d2.Verdict
+    difference: str  # where the texts part, in words; empty when they do not
+    notes: Sequence[str]
+
+
+def verdict_table(outcome: Outcome, *, ascii_only: bool) -> Table:
     """Lay out what the comparison found."""
+    plain, dflash2, verdict = outcome.plain, outcome.dflash2, outcome.verdict
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    table.add_row("verdict", _equality(plain, verdict))
-    if verdict.speedup is not None:
-        rates = f"{plain.tokens_per_second:.1f} → {dflash2.tokens_per_second:.1f} tokens/s"
-        table.add_row("speed-up", Text.assemble((f"{verdict.speedup:.2f}x", "bold"), f"   {rates}"))
+    if verdict.identical:
+        equal = f"   all {plain.generated_tokens} tokens are equal"
+        table.add_row("verdict", Text.assemble(("identical", "bold green"), equal))
+    else:
+        table.add_row("verdict", Text.assemble(("different", "bold red"), f"   {outcome.difference}"))
+    fastest = max(plain.tokens_per_second, dflash2.tokens_per_second)
+    for name, stats, style in (("plain", plain, ""), ("DFlash 2", dflash2, "green")):
+        bar = _level_bar(stats.tokens_per_second / fastest if fastest else 0.0, ascii_only)
+        speed = Text.assemble((bar, style), f" {stats.tokens_per_second:.1f} tokens/s")
+        if stats is dflash2 and verdict.speedup is not None:
+            speed.append(f"   {verdict.speedup:.2f}x", "bold")
+        table.add_row(name, speed)
     if dflash2.acceptance_length is not None:
-        tokens = f"tokens per pass, of up to {dflash2.block_size}"
-        table.add_row("acceptance", Text.assemble((f"{dflash2.acceptance_length:.2f}", "bold"), f"   {tokens}"))
+        tokens = f"   tokens per pass, of up to {dflash2.block_size}"
+        table.add_row("acceptance", Text.assemble((f"{dflash2.acceptance_length:.2f}", "bold"), tokens))
     if any(share is not None for share in dflash2.acceptance_by_position):
         table.add_row("by position", bar_chart(dflash2.acceptance_by_position, ascii_only=ascii_only))
+    for note in outcome.notes:
+        table.add_row("note", note)
     return table
 
 
-def _equality(plain: d2.GenerationStats, verdict: d2.Verdict) -> Text:
-    if verdict.identical:
-        return Text.assemble(("identical", "bold green"), f"   all {plain.generated_tokens} tokens are equal")
-    found = verdict.first_difference
-    text = Text.assemble(("different", "bold red"))
-    if found is None:
-        return text
-    text.append(f"   from token {found['index']} on: plain {found['plain_token']}, DFlash 2 {found['dflash2_token']}")
-    gap = found["logit_gap"]
-    return text if gap is None else text.append(f", logit gap {gap:.4g}")
+def _level_bar(share: float, ascii_only: bool) -> str:
+    eighths = round(share * SPEED_BAR * 8)
+    if ascii_only:
+        return "#" * (eighths // 8)
+    return "█" * (eighths // 8) + _LEFT_EIGHTHS[eighths % 8]
 
 
 def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Text:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..output import is_terminal
 from .options import valued
 from .parsers import filled, json_object
 
@@ -76,7 +77,7 @@ class PromptOptions:
 
 
 def _input_text() -> str:
-    if sys.stdin is None or sys.stdin.isatty():
+    if is_terminal(sys.stdin):
         raise UsageError("prompt: got none, expected an argument, --messages FILE or text on standard input")
     return _decoded("standard input", sys.stdin.buffer.read())
 

@@ -1,0 +1,64 @@
+"""The help is tested text: a changed flag shows in the diff of `help.txt`.
+
+`python -m tests.app.test_help` writes that file anew.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dflash2_app.cli import COMMANDS, NAME, app
+
+from .conftest import Run, environment
+
+SNAPSHOT = Path(__file__).with_name("help.txt")
+
+
+def help_text() -> str:
+    """All help pages, without the frames and the line breaks that depend on Typer's version and the width."""
+    pages = []
+    for arguments in ([], *([name] for name in COMMANDS)):
+        result = CliRunner(env={"COLUMNS": "220", "NO_COLOR": "1"}).invoke(app, [*arguments, "--help"], prog_name=NAME)
+        assert result.exit_code == 0
+        lines = (re.sub(r"\s+", " ", re.sub("[╭╮╰╯│─]", " ", line)).strip() for line in result.stdout.splitlines())
+        pages.append("\n".join([f"$ {' '.join([NAME, *arguments])} --help", *filter(None, lines)]))
+    return "\n\n".join(pages) + "\n"
+
+
+def test_help_is_the_committed_text() -> None:
+    assert help_text() == SNAPSHOT.read_text(encoding="utf-8")
+
+
+def test_no_command_shows_the_help(run: Run) -> None:
+    shown = run()
+    assert shown.code == 0
+    assert all(name in shown.out for name in COMMANDS)
+
+
+def test_version_names_what_it_runs_on(run: Run) -> None:
+    shown = run("--version")
+    assert shown.code == 0
+    assert re.fullmatch(r"dflash2-mlx .+ \(mlx [\d.]+, mlx-lm [\d.]+, Python [\d.]+\)\n", shown.out)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["generate", "--nope"], ["--version"]])
+def test_what_needs_no_model_imports_no_mlx(arguments: list[str]) -> None:
+    script = (
+        "import sys; from dflash2_app.cli import main; main(sys.argv[1:]);"
+        "sys.exit(' '.join(m for m in sys.modules if m.split('.')[0] in ('mlx', 'mlx_lm', 'dflash2_mlx', 'numpy')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, env=environment(), timeout=30
+    )
+    assert done.stderr.splitlines()[-1:] in ([], [""]) or done.stderr.startswith("error: no such option")
+    assert "mlx.core" not in done.stderr
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(help_text(), encoding="utf-8")
