@@ -1,0 +1,75 @@
+"""The verdict on two replies to the same prompt: identical, or where and how narrowly they part.
+
+Owns: the comparison of a plain and a DFlash 2 run, with the logit gap at the first difference. A tiny gap is a
+near-tie that rounding decided; a large one is a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from .config import GenerationConfig
+from .generate import GenerationResult
+from .load import Engine
+from .runtime import owner
+from .text import Prompt, render_prompt
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a comparison.
+
+    `first_difference` is None or `{index, plain_token, dflash2_token, logit_gap}`; a token is None where that
+    reply had already ended, and then the gap is None too. `speedup` is the ratio of decode rates.
+    """
+
+    identical: bool
+    first_difference: dict[str, Any] | None
+    speedup: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"identical": self.identical, "first_difference": self.first_difference, "speedup": self.speedup}
+
+
+def compare_runs(
+    engine: Engine, prompt: Prompt, config: GenerationConfig, plain: GenerationResult, dflash2: GenerationResult
+) -> Verdict:
+    """Compare token by token; a difference is judged by the target's raw logits at that place."""
+    speedup = None
+    if plain.stats.tokens_per_second and dflash2.stats.tokens_per_second:
+        speedup = dflash2.stats.tokens_per_second / plain.stats.tokens_per_second
+    index = _first_difference(plain.token_ids, dflash2.token_ids)
+    if index is None:
+        return Verdict(True, None, speedup)
+    ids = [reply.token_ids[index] if index < len(reply.token_ids) else None for reply in (plain, dflash2)]
+    gap = None
+    if ids[0] is not None and ids[1] is not None:
+        rendered = render_prompt(
+            engine.tokenizer, prompt, chat_template=config.chat_template, template_kwargs=config.chat_template_kwargs
+        )
+        before = rendered.ids + plain.token_ids[:index]
+        gap = owner().call(lambda: _logit_gap(engine, before, ids[0], ids[1], config.prefill_chunk))
+    difference = {"index": index, "plain_token": ids[0], "dflash2_token": ids[1], "logit_gap": gap}
+    return Verdict(False, difference, speedup)
+
+
+def _first_difference(left: list[int], right: list[int]) -> int | None:
+    for index, (a, b) in enumerate(zip(left, right)):
+        if a != b:
+            return index
+    return None if len(left) == len(right) else min(len(left), len(right))
+
+
+def _logit_gap(engine: Engine, ids: list[int], plain_token: int, other_token: int, chunk: int) -> float:
+    state = engine.target.new_state(1)
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        out = engine.target.forward(mx.array([part], dtype=mx.int32), state, last_only=True)
+        engine.target.commit(state, len(part))
+        state.forget_future(start + len(part))
+        mx.eval(state.arrays())
+    row = out.logits[0, -1].astype(mx.float32)
+    return float((row[plain_token] - row[other_token]).item())

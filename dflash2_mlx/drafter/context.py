@@ -1,0 +1,72 @@
+"""What the drafter remembers of the committed text: keys and values of its context rows.
+
+Owns: one buffer group for all drafter layers, its device length and host bounds. Rows are projected once,
+when their tokens are committed. Knows nothing of tokens or of how rows are made.
+
+Reference: DFlash 2 specification 4.1, 4.8.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from ..buffers import RowBuffers
+
+
+class DrafterContext:
+    """Context of `batch` sequences.
+
+    Args:
+        num_layers: of the drafter.
+        batch: sequences.
+        window: of the sliding layers, when all layers slide; None keeps every row.
+    """
+
+    def __init__(self, num_layers: int, batch: int, window: int | None):
+        self.buffers = RowBuffers(num_layers, batch, window)
+        self.length = mx.zeros((batch,), dtype=mx.int32)
+        self.floor = 0
+        self.upper = 0
+
+    def reserve(self, rows: int) -> None:
+        """Room for `rows` rows past the committed ones."""
+        self.buffers.reserve(self.floor, self.upper, rows)
+
+    def skip_to(self, position: int) -> None:
+        """Leave out rows before `position`; only while the context is empty."""
+        self.buffers.skip_to(position)
+        self.length = mx.full(self.length.shape, position, dtype=mx.int32)
+        self.floor = self.upper = position
+
+    def advance(self, rows: int, keep: int | mx.array) -> None:
+        """`rows` rows were written, the first `keep` of them are committed."""
+        self.length = self.length + keep
+        self.upper += rows
+
+    def settle(self, rows: int, kept: int, start: int) -> None:
+        """The host has learned that a round of `rows` rows, begun at `start`, kept `kept`."""
+        self.upper -= rows - kept
+        self.floor = start
+
+    def can_truncate(self, position: int) -> bool:
+        """Whether every row that is visible from `position` is still here."""
+        window = self.buffers.window
+        first = 0 if window is None else max(0, position - (window - 1))
+        return self.buffers.base <= first
+
+    def truncate(self, position: int) -> None:
+        """Rows at and past `position` are as if never seen; the host knows the length again."""
+        self.length = mx.full(self.length.shape, position, dtype=mx.int32)
+        self.floor = self.upper = position
+
+    def trim(self) -> None:
+        self.buffers.trim(self.floor, self.upper)
+
+    def copy(self) -> DrafterContext:
+        twin = DrafterContext(len(self.buffers.keys), self.buffers.batch, self.buffers.window)
+        twin.buffers = self.buffers.copy()
+        twin.length, twin.floor, twin.upper = self.length, self.floor, self.upper
+        return twin
+
+    def arrays(self) -> list[mx.array]:
+        return [self.length, *self.buffers.arrays()]

@@ -1,0 +1,56 @@
+"""One drafter layer: convolved attention and convolved MLP around a residual stream.
+
+Reference: DFlash 2 specification 3.5.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..buffers import RowBuffers
+from ..config import DrafterConfig
+from .attention import DrafterAttention
+from .conv import DynamicConv, NoConv
+
+
+class DrafterMLP(nn.Module):
+    """silu(gate) * up, then down. Parameter names follow the checkpoint."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def _make_conv(config: DrafterConfig) -> DynamicConv | NoConv:
+    if config.conv_kernel_size is None or config.conv_group_size is None:
+        return NoConv()
+    return DynamicConv(config.hidden_size, config.conv_kernel_size, config.conv_group_size)
+
+
+class DrafterLayer(nn.Module):
+    """Attention and MLP, each between the two sides of its own convolution."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.self_attn = DrafterAttention(config)
+        self.mlp = DrafterMLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention_conv = _make_conv(config)
+        self.mlp_conv = _make_conv(config)
+
+    def __call__(
+        self, hidden: mx.array, buffers: RowBuffers, layer: int, start: mx.array, mask: mx.array
+    ) -> mx.array:
+        """Shapes: hidden [B, L, D]; see `DrafterAttention.__call__` for the rest."""
+        mixed, delta = self.attention_conv.prepare(self.input_layernorm(hidden))
+        out = self.self_attn(mixed, buffers, layer, start, mask)
+        hidden = hidden + self.attention_conv.finish(out, delta)
+        mixed, delta = self.mlp_conv.prepare(self.post_attention_layernorm(hidden))
+        return hidden + self.mlp_conv.finish(self.mlp(mixed), delta)

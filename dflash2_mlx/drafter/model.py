@@ -1,0 +1,157 @@
+"""The drafter: one parallel pass over a block, then a walk through its candidates.
+
+Owns: the checkpoint's module tree, context features, the block pass, logits and the proposal. Borrows
+embedding and output head from the target at call time and holds no state between rounds (that is
+`DrafterContext`). Invariant: a proposal depends only on the committed context, the anchor and the noise.
+
+Reference: DFlash 2 (Inco AI / Z Lab, 2026); DFlash 2 specification 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..config import DrafterConfig
+from ..kernels.select_walk import select_walk
+from ..kernels.top_candidates import top_candidates
+from .attention import block_mask
+from .context import DrafterContext
+from .decoder import DrafterLayer
+from .selector import CandidateSelector
+
+
+class Lender(Protocol):
+    """The two tables a drafter borrows from its target."""
+
+    def embed(self, ids: mx.array) -> mx.array: ...
+
+    def head(self, hidden: mx.array) -> mx.array: ...
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What one draft pass offers.
+
+    Shapes:
+        tokens:     [B, N]    int32
+        candidates: [B, N, K] int32, in candidate order
+        unary:      [B, N, K] float32 logits of the candidates
+        q:          [B, N, K] float32, what each token was drawn from; None when greedy
+    """
+
+    tokens: mx.array
+    candidates: mx.array
+    unary: mx.array
+    q: mx.array | None
+
+
+class DraftModel(nn.Module):
+    """A DFlash 2 drafter, or a DFlash v1 drafter (no convolution, no selector)."""
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
+        self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.layers = [DrafterLayer(config) for _ in range(config.num_layers)]
+        self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        if config.selector_rank is not None:
+            self.candidate_selector = CandidateSelector(config.vocab_size, config.selector_rank, hidden)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """Activation dtype."""
+        return self.norm.weight.dtype
+
+    def new_context(self, batch: int = 1) -> DrafterContext:
+        """An empty context for `batch` sequences."""
+        window = None if self.config.context_window is None else self.config.sliding_window
+        return DrafterContext(self.config.num_layers, batch, window)
+
+    def append_context(self, taps: mx.array, context: DrafterContext, keep: int | mx.array) -> None:
+        """Project target hidden states to context rows, and commit the first `keep` of them.
+
+        Shapes:
+            taps: [B, L, T*D], rows that start at the context's length
+            keep: host count, or [B] int32
+        """
+        rows = taps.shape[1]
+        context.reserve(rows)
+        features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
+        for number, layer in enumerate(self.layers):
+            keys, values = layer.self_attn.keys_values(features, context.length)
+            context.buffers.write(number, keys, values, context.length)
+        context.advance(rows, keep)
+
+    def hidden(self, block: mx.array, context: DrafterContext) -> mx.array:
+        """The block pass.
+
+        Shapes:
+            block: [B, L, D] input embeddings: anchor, then mask rows -> [B, L, D], final norm applied
+        """
+        length = block.shape[1]
+        context.reserve(length)
+        config, start = self.config, context.length
+        positions = context.buffers.positions()
+        masks: dict[tuple[str, bool], mx.array] = {}
+        for kind in zip(config.layer_types, config.causal):
+            if kind not in masks:
+                window = config.sliding_window if kind[0] == "sliding_attention" else None
+                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1])
+        hidden = block
+        for number, layer in enumerate(self.layers):
+            mask = masks[config.layer_types[number], config.causal[number]]
+            hidden = layer(hidden, context.buffers, number, start, mask)
+        return self.norm(hidden)
+
+    def block_embeddings(self, anchor: mx.array, length: int, lender: Lender) -> mx.array:
+        """Raw target embeddings of [anchor, mask, mask, ...]: [B] -> [B, length, D]."""
+        filler = mx.full((anchor.shape[0], length - 1), self.config.mask_token_id, dtype=anchor.dtype)
+        rows = lender.embed(mx.concatenate([anchor[:, None], filler], axis=1))
+        if self.config.input_embedding_scale != 1.0:
+            rows = rows * self.config.input_embedding_scale
+        return rows
+
+    def scale_logits(self, logits: mx.array) -> mx.array:
+        """The checkpoint's multiplier, then its cap, in float32; both keep the order of logits."""
+        logits = logits.astype(mx.float32)
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        cap = self.config.final_logit_softcapping
+        return logits if cap is None else cap * mx.tanh(logits / cap)
+
+    def propose(
+        self,
+        anchor: mx.array,
+        context: DrafterContext,
+        width: int,
+        lender: Lender,
+        *,
+        temperature: float = 0.0,
+        noise: Callable[[mx.array], mx.array] | None = None,
+    ) -> Proposal:
+        """Draft the `width - 1` tokens after the anchor.
+
+        Args:
+            anchor: [B] int32, last committed token; the context holds everything before it.
+            width: rows of the block, 2..block_size.
+            temperature: 0 walks greedily.
+            noise: candidates [B, N, K] -> Gumbel noise [B, N, K]; given exactly when temperature > 0.
+        """
+        embeddings = self.block_embeddings(anchor, width, lender)
+        hidden = self.hidden(embeddings.astype(self.dtype), context)[:, 1:]
+        raw = lender.head(hidden.astype(embeddings.dtype))
+        candidates, values = top_candidates(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
+        unary = self.scale_logits(values)
+        edges = None
+        if self.config.selector_rank is not None:
+            edges = self.candidate_selector.edges(hidden, anchor, candidates)
+        drawn = None if noise is None else noise(candidates)
+        walk = select_walk(candidates, unary, edges, temperature=temperature, noise=drawn)
+        return Proposal(walk.tokens, candidates, unary, walk.q)

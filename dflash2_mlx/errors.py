@@ -1,0 +1,40 @@
+"""Every error the library raises on purpose.
+
+Dflash2Error
+├── ConfigError            a setting or a `config.json` value is missing, unknown or out of range
+├── CheckpointError        a checkpoint's files are missing, cut short or hold the wrong tensors
+├── PairError              this drafter does not belong to this target
+├── UnsupportedModelError  the target's family has no adapter
+├── PromptError            the prompt is empty, malformed or longer than the model's context
+└── ConstraintError        a `LogitConstraint` broke its contract
+
+Each message is one line that names the field, what was received and what was expected.
+"""
+
+
+class Dflash2Error(Exception):
+    """Base of all errors raised on purpose by dflash2_mlx."""
+
+
+class ConfigError(Dflash2Error, ValueError):
+    """A setting or config value is missing, unknown or out of range."""
+
+
+class CheckpointError(Dflash2Error):
+    """A checkpoint cannot be read as what it claims to be."""
+
+
+class PairError(Dflash2Error):
+    """The drafter does not fit the target."""
+
+
+class UnsupportedModelError(Dflash2Error):
+    """No target adapter for this model family."""
+
+
+class PromptError(Dflash2Error, ValueError):
+    """The prompt cannot be used."""
+
+
+class ConstraintError(Dflash2Error):
+    """A LogitConstraint returned something unusable."""

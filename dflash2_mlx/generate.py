@@ -1,0 +1,326 @@
+"""From a prompt to a stream of text: prefill, rounds, stop rules, statistics.
+
+Owns: the reply as users see it. All MLX work runs on the owner thread, one step of one reply at a time; the
+caller's thread only waits for finished pieces. Knows nothing of how a round works.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from .config import GenerationConfig
+from .constraints import LogitConstraint
+from .errors import ConfigError, PromptError
+from .load import Engine
+from .runtime import owner
+from .session import DFlash2Session, PlainSession, Request, Session
+from .stats import GenerationStats, PrefillProgress, RoundResult, TokenLogprob
+from .text import Prompt, RenderedPrompt, TextStream, render_prompt
+
+_AHEAD = 64  # events a reply may be ahead of its reader
+
+PLAIN, DFLASH2 = "plain", "dflash2"
+NO_DRAFTER = "no drafter given"
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """One round, for display: `committed` tokens, the last of them the bonus when committed > num_accepted."""
+
+    num_accepted: int
+    width: int
+    committed: int
+    proposal: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GenerationEvent:
+    """One piece of a reply.
+
+    `token_ids` were committed by this event (a stop token is left out); `text` is what became certain, which
+    may lag behind the tokens. While the prompt is read, only `prefilled` of `prompt_tokens` changes. The last
+    event carries the finish reason: "stop", "length" or "cancelled".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    stats: GenerationStats
+    finish_reason: str | None = None
+    round: RoundInfo | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prefilled: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """A whole reply."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: GenerationStats
+    model: str
+    drafter: str | None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of `generate --json`."""
+        stats = self.stats
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": stats.prompt_tokens,
+            "generated_tokens": stats.generated_tokens,
+            "mode": stats.mode,
+            "fallback_reason": stats.fallback_reason,
+            "rounds": stats.rounds,
+            "drafted_tokens": stats.drafted_tokens,
+            "accepted_tokens": stats.accepted_tokens,
+            "acceptance_length": stats.acceptance_length,
+            "acceptance_by_position": stats.acceptance_by_position,
+            "block_size": stats.block_size,
+            "prefill_s": stats.prefill_s,
+            "decode_s": stats.decode_s,
+            "tokens_per_second": stats.tokens_per_second,
+            "peak_memory_bytes": stats.peak_memory_bytes,
+            "model": self.model,
+            "drafter": self.drafter,
+            "seed": stats.seed,
+        }
+
+
+def new_session(engine: Engine, config: GenerationConfig | None = None) -> Session:
+    """A conversation: pass it to several replies in turn and only what is new of each prompt is read."""
+    mode = _mode(engine, config or GenerationConfig())
+    return owner().call(lambda: _make_session(engine, mode))
+
+
+def stream_generate(
+    engine: Engine,
+    prompt: Prompt,
+    config: GenerationConfig | None = None,
+    *,
+    session: Session | None = None,
+    constraint: LogitConstraint | None = None,
+) -> Iterator[GenerationEvent]:
+    """Reply to a prompt, piece by piece.
+
+    Args:
+        prompt: text, chat messages or token ids, see `render_prompt`.
+        session: from `new_session`, to go on with an earlier conversation.
+        constraint: restricts the next token; its rounds wait for the host.
+    Raises:
+        ConfigError, PromptError: before anything runs.
+
+    Closing the iterator cancels the reply; a session stays usable.
+    """
+    config = config or GenerationConfig()
+    rendered = render_prompt(
+        engine.tokenizer, prompt, chat_template=config.chat_template, template_kwargs=config.chat_template_kwargs
+    )
+    reply = _Reply(engine, rendered, config, session, constraint)
+    return _read_events(reply)
+
+
+def generate(
+    engine: Engine,
+    prompt: Prompt,
+    config: GenerationConfig | None = None,
+    *,
+    session: Session | None = None,
+    constraint: LogitConstraint | None = None,
+) -> GenerationResult:
+    """Reply to a prompt and return it whole; arguments as in `stream_generate`."""
+    events = stream_generate(engine, prompt, config, session=session, constraint=constraint)
+    return collect(engine, events)
+
+
+def collect(engine: Engine, events: Iterator[GenerationEvent]) -> GenerationResult:
+    """Join the events of one reply."""
+    text, ids, logprobs = [], [], []
+    last: GenerationEvent | None = None
+    for last in events:
+        text.append(last.text)
+        ids.extend(last.token_ids)
+        logprobs.extend(last.logprobs)
+    assert last is not None and last.finish_reason is not None
+    drafter = engine.drafter_name if last.stats.mode == DFLASH2 else None
+    return GenerationResult("".join(text), ids, last.finish_reason, last.stats, engine.target_name, drafter, logprobs)
+
+
+def _mode(engine: Engine, config: GenerationConfig) -> str:
+    if config.mode == DFLASH2 and engine.drafter is None:
+        raise ConfigError("mode: got 'dflash2', expected 'plain' or 'auto': the engine has no drafter")
+    if config.mode == PLAIN or engine.drafter is None:
+        return PLAIN
+    return DFLASH2
+
+
+def _make_session(engine: Engine, mode: str) -> Session:
+    if mode == DFLASH2 and engine.drafter is not None:
+        return DFlash2Session(engine.target, engine.drafter)
+    return PlainSession(engine.target)
+
+
+def _width(engine: Engine, config: GenerationConfig) -> int:
+    assert engine.block_size is not None
+    width = config.block_size or engine.block_size
+    if width > engine.block_size:
+        raise ConfigError(f"block_size: got {width}, expected an integer in 2..{engine.block_size}")
+    return width
+
+
+class _Reply:
+    """One reply in the making: a job of the owner thread, read by another thread."""
+
+    def __init__(
+        self, engine: Engine, rendered: RenderedPrompt, config: GenerationConfig,
+        session: Session | None, constraint: LogitConstraint | None,
+    ):
+        mode = _mode(engine, config)
+        if session is not None and isinstance(session, DFlash2Session) != (mode == DFLASH2):
+            raise ConfigError(f"session: got a {type(session).__name__}, expected one made for mode {mode!r}")
+        self._check_limits(engine, rendered.ids, config)
+        sampling = config.sampling
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self.stats = GenerationStats(
+            mode=mode,
+            block_size=_width(engine, config) if mode == DFLASH2 else None,
+            fallback_reason=NO_DRAFTER if config.mode == "auto" and mode == PLAIN else None,
+            notices=list(rendered.notices),
+            prompt_tokens=len(rendered.ids),
+            seed=None if sampling.greedy else seed,
+            lossless_mode=None if sampling.greedy or mode == PLAIN else ("coupled" if sampling.coupled else "rejection"),
+        )
+        if constraint is not None and mode == DFLASH2:
+            self.stats.notices.append("a constraint is set: rounds wait for the host")
+        stops = engine.stop_token_ids if config.stop_token_ids is None else frozenset(config.stop_token_ids)
+        self.request = Request(
+            prompt=rendered.ids, max_tokens=self._max_tokens, sampling=sampling, seed=seed, stop_token_ids=stops,
+            width=self.stats.block_size or 1, logprobs=config.logprobs,
+            prefill_chunk=config.prefill_chunk, constraint=constraint,
+        )
+        self.engine = engine
+        self.session = session
+        self.text = TextStream(engine.tokenizer, config.stop)
+        self.events: queue.Queue[GenerationEvent | BaseException] = queue.Queue()
+        self._began = 0.0
+        self._first_token = 0.0
+        self._closed = False
+
+    def _check_limits(self, engine: Engine, ids: list[int], config: GenerationConfig) -> None:
+        self._max_tokens = config.max_tokens
+        top = max(ids)
+        if top >= engine.target.spec.embedding_rows or min(ids) < 0:
+            raise PromptError(f"prompt: got token id {top}, expected ids in 0..{engine.target.spec.embedding_rows - 1}")
+        vocab = engine.target.spec.vocab_size
+        for token in config.sampling.logit_bias or {}:
+            if token >= vocab:
+                raise ConfigError(f"logit_bias: got token id {token}, expected 0..{vocab - 1}")
+        limit = engine.context_length
+        if limit is None:
+            return
+        if len(ids) >= limit:
+            raise PromptError(f"prompt: got {len(ids)} tokens, expected fewer than the model's context of {limit}")
+        self._max_tokens = min(config.max_tokens, limit - len(ids))
+
+    # On the owner thread.
+
+    def ready(self) -> bool:
+        return self.events.qsize() < _AHEAD or self._closed
+
+    def step(self) -> bool:
+        """Do one step of the session and pass on what came of it."""
+        if self._closed:
+            return False
+        try:
+            return self._advance()
+        except BaseException as error:  # the reader gets it; the owner thread must live on
+            self._closed = True
+            if self.session is not None:
+                self.session.reset_after_error()
+            self.events.put(error)
+            return False
+
+    def cancel(self) -> None:
+        """Stop now; the session keeps what the reader was given."""
+        if not self._closed:
+            self._closed = True
+            if self.session is not None:
+                self.session.finish(reason="cancelled")
+
+    def _advance(self) -> bool:
+        if self.session is None:
+            self.session = _make_session(self.engine, self.stats.mode)
+        if not self._began:
+            self._began = time.perf_counter()
+            mx.reset_peak_memory()
+            self.session.begin(self.request)
+            self.stats.cached_tokens = self.session.cached_tokens
+        result = self.session.step()
+        assert result is not None
+        if isinstance(result, PrefillProgress):
+            self.events.put(GenerationEvent(
+                "", (), self.stats, prefilled=result.done, prompt_tokens=result.total
+            ))
+            return True
+        self._pass_on(self.session, result)
+        return not self._closed
+
+    def _pass_on(self, session: Session, result: RoundResult) -> None:
+        tokens = list(result.tokens)
+        reason = session.finish_reason
+        if reason == "stop":
+            tokens = tokens[:-1]
+        pieces = []
+        for number, token in enumerate(tokens, start=1):
+            pieces.append(self.text.push(token))
+            if self.text.stopped:
+                reason, tokens = "stop", tokens[:number]
+                session.finish(keep=number, reason=reason)
+                break
+        if reason is not None:
+            pieces.append(self.text.finish())
+            session.finish()
+            self._closed = True
+        self._count(result, session, len(tokens))
+        info = None if result.first else RoundInfo(
+            result.num_accepted, result.width, len(tokens), result.proposal
+        )
+        self.events.put(GenerationEvent(
+            "".join(pieces), tuple(tokens), self.stats, reason, info, result.logprobs[: len(tokens)],
+            prefilled=self.stats.prompt_tokens, prompt_tokens=self.stats.prompt_tokens,
+        ))
+
+    def _count(self, result: RoundResult, session: Session, emitted: int) -> None:
+        now = time.perf_counter()
+        if not self._first_token:
+            self._first_token = now
+            self.stats.prefill_s = now - self._began
+        self.stats.decode_s = now - self._first_token
+        self.stats.peak_memory_bytes = mx.get_peak_memory()
+        self.stats.add(result)
+
+
+def _read_events(reply: _Reply) -> Iterator[GenerationEvent]:
+    """Hand out events in the caller's thread; runs the reply only once the first one is asked for."""
+    owner().submit(reply)
+    try:
+        while True:
+            event = reply.events.get()
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+            if event.finish_reason is not None:
+                return
+    finally:
+        owner().call(reply.cancel)

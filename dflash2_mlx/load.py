@@ -1,0 +1,281 @@
+"""From a path or Hub id to an Engine, refusing wrong pairs before weights are read.
+
+Owns: finding checkpoints, pairing checks, dtype choices per back-end, and the Engine record. The drafter's
+config and tensor headers and the target's config decide; only then are weights read.
+
+Reference: DFlash 2 specification 2.4 (loader checks).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx.utils import tree_map_with_path
+from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
+
+from .config import DFLASH1, DFLASH2, DrafterConfig
+from .drafter.model import DraftModel
+from .errors import CheckpointError, ConfigError, PairError
+from .targets.base import Target
+from .targets.registry import describe_quantization, family_of, make_target, text_config
+from .weights import check_draft_bits, check_drafter_files, load_drafter_weights, read_headers
+
+MINI = "mini"
+_MINI_FOLDER = Path(__file__).parent / "data" / "mini"
+_DTYPES = ("auto", "bfloat16", "float32")
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Loaded weights and tokenizer; never changed, shared by any number of sessions.
+
+    `row_cost_note` is set where this back-end makes a row cost about the same alone or in a block, so that
+    acceptance can be read but speed cannot.
+    """
+
+    target: Target
+    drafter: DraftModel | None
+    tokenizer: TokenizerWrapper
+    target_name: str
+    drafter_name: str | None
+    stop_token_ids: frozenset[int]
+    row_cost_note: str | None = None
+
+    @property
+    def block_size(self) -> int | None:
+        """The drafter checkpoint's block size, anchor included."""
+        return None if self.drafter is None else self.drafter.config.block_size
+
+    @property
+    def context_length(self) -> int | None:
+        return self.target.spec.context_length
+
+
+def load(
+    target: str | Path = MINI,
+    drafter: str | Path | None = None,
+    *,
+    draft_bits: int | None = None,
+    draft_group_size: int = 64,
+    target_dtype: str = "auto",
+) -> Engine:
+    """Load a target and, if named, its drafter.
+
+    Args:
+        target: folder, Hub id, or "mini" for the embedded pair (which brings its own drafter).
+        drafter: folder or Hub id; None decodes plainly.
+        draft_bits: quantize the drafter's matrices on load, 4 or 8; None keeps them.
+        draft_group_size: 32, 64 or 128.
+        target_dtype: "auto" keeps the checkpoint's weights (on MLX's CPU back-end with float32 activations,
+            which is several times faster there); "bfloat16" casts; "float32" dequantizes.
+    Raises:
+        CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
+    """
+    if target_dtype not in _DTYPES:
+        raise ConfigError(f"target_dtype: got {target_dtype!r}, expected auto, bfloat16 or float32")
+    if str(target) == MINI:
+        drafter = _MINI_FOLDER / "drafter" if drafter is None else drafter
+        folder, name = _MINI_FOLDER / "target", MINI
+    else:
+        folder, name = find_config(target), str(target)
+    config = read_config(folder)
+    check_target_config(config)
+    draft_config = None
+    if drafter is not None:
+        draft_folder = find_config(drafter)
+        draft_config = DrafterConfig.from_dict(
+            read_config(draft_folder), num_target_layers=_layers_of(config)
+        )
+        check_pair(draft_config, config)
+        check_draft_bits(draft_config, draft_bits, draft_group_size)
+        draft_folder = find_files(drafter)
+        check_drafter_files(draft_folder, draft_config)
+    folder = folder if str(target) == MINI else find_files(target)
+    read_headers(folder)
+
+    model = _load_target(folder, target_dtype)
+    draft_model = None
+    if drafter is not None and draft_config is not None:
+        draft_model = load_drafter_weights(
+            draft_folder, draft_config, dtype=_drafter_dtype(draft_bits),
+            draft_bits=draft_bits, group_size=draft_group_size,
+        )
+    tokenizer = load_tokenizer(folder, eos_token_ids=_stop_ids(folder, config))
+    return Engine(
+        target=make_target(model, config),
+        drafter=draft_model,
+        tokenizer=tokenizer,
+        target_name=name,
+        drafter_name=None if drafter is None else (MINI if str(drafter).startswith(str(_MINI_FOLDER)) else str(drafter)),
+        stop_token_ids=frozenset(tokenizer.eos_token_ids),
+        row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
+    )
+
+
+def load_drafter(
+    path: str | Path, *, draft_bits: int | None = None, draft_group_size: int = 64, dtype: str = "auto"
+) -> DraftModel:
+    """Load a drafter alone, for instance to inspect or measure it.
+
+    Raises:
+        CheckpointError, ConfigError: one line each.
+    """
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype: got {dtype!r}, expected auto, bfloat16 or float32")
+    folder = find_files(path)
+    config = DrafterConfig.from_dict(read_config(folder))
+    kind = _drafter_dtype(draft_bits) if dtype == "auto" else getattr(mx, dtype)
+    return load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
+
+
+def find_config(source: str | Path) -> Path:
+    """Folder that holds `config.json`; of a Hub repository only that file is fetched."""
+    return _find(source, lambda: Path(hf_hub_download(str(source), "config.json")).parent)
+
+
+def find_files(source: str | Path) -> Path:
+    """Folder that holds the whole checkpoint; a Hub repository is downloaded (or found in the cache)."""
+    return _find(source, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
+
+
+def _find(source: str | Path, download: Any) -> Path:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    text = str(source)
+    looks_like_id = not isinstance(source, Path) and text.count("/") == 1 and not text.startswith((".", "~", "/"))
+    if not looks_like_id:
+        raise CheckpointError(f"model: got {text!r}, expected an existing folder or a Hub id like owner/name")
+    try:
+        return download()
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"model: got {text!r}, expected a folder or a reachable Hub repository ({reason})") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parse `config.json` of a checkpoint folder."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: got no config.json, expected a checkpoint folder") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: got {type(config).__name__}, expected a JSON object")
+    return config
+
+
+def check_target_config(config: Mapping[str, Any]) -> None:
+    """Refuse what cannot be a target, before its weights are looked at."""
+    architectures = config.get("architectures") or []
+    for name in architectures:
+        if name in _DRAFTER_ARCHITECTURES:
+            raise PairError(f"target: got a drafter ({name}), expected a language model; pass it as drafter")
+    family_of(config)
+
+
+def _layers_of(config: Mapping[str, Any]) -> int:
+    layers = text_config(config).get("num_hidden_layers")
+    if not isinstance(layers, int):
+        raise ConfigError(f"target num_hidden_layers: got {layers!r}, expected an integer")
+    return layers
+
+
+def check_pair(drafter: DrafterConfig, target_config: Mapping[str, Any]) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        PairError: naming the field, the drafter's value and the target's.
+    """
+    target = text_config(target_config)
+    layers = _layers_of(target_config)
+    if drafter.hidden_size != target.get("hidden_size"):
+        raise PairError(f"hidden_size: got {drafter.hidden_size} in the drafter, expected the target's {target.get('hidden_size')}")
+    if drafter.num_target_layers is not None and drafter.num_target_layers != layers:
+        raise PairError(f"num_target_layers: got {drafter.num_target_layers} in the drafter, expected the target's {layers}")
+    if max(drafter.target_layer_ids) >= layers:
+        raise PairError(f"target_layer_ids: got {max(drafter.target_layer_ids)}, expected less than the target's {layers} layers")
+    vocab = target.get("vocab_size")
+    if not isinstance(vocab, int) or drafter.vocab_size > vocab:
+        raise PairError(f"vocab_size: got {drafter.vocab_size} in the drafter, expected at most the target's {vocab}")
+    if drafter.mask_token_id >= vocab:
+        raise PairError(f"mask_token_id: got {drafter.mask_token_id}, expected less than the target's {vocab} embedding rows")
+
+
+def _load_target(folder: Path, target_dtype: str) -> Any:
+    try:
+        model, _ = load_model(folder, lazy=True)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise CheckpointError(f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint") from None
+    if target_dtype == "float32":
+        model = dequantize_model(model)
+    if target_dtype == "float32" or (target_dtype == "auto" and _on_cpu()):
+        model.set_dtype(mx.float32)  # scales and biases too: 4-bit weights then run with float32 activations
+    elif target_dtype == "bfloat16":
+        _cast_model(model, mx.bfloat16)
+    mx.eval(model.parameters())
+    return model
+
+
+def _cast_model(model: Any, dtype: mx.Dtype) -> None:
+    """Cast all but the decay of gated-delta layers, which mlx-lm keeps in float32 as well."""
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        if path.endswith("A_log") or not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        return array.astype(dtype)
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _on_cpu() -> bool:
+    return mx.default_device() == mx.Device(mx.cpu)
+
+
+def _drafter_dtype(draft_bits: int | None) -> mx.Dtype:
+    """Activations of the drafter: never float16 (it overflows), float32 where bfloat16 is emulated."""
+    if _on_cpu():
+        return mx.float32
+    architecture = str(mx.device_info().get("architecture", ""))
+    emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
+    return mx.float32 if emulated and draft_bits is not None else mx.bfloat16
+
+
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
+    """Stop tokens: generation_config.json first, then config.json; the tokenizer adds its own."""
+    stops = config.get("eos_token_id")
+    if stops is None:
+        stops = text_config(config).get("eos_token_id")
+    generation = folder / "generation_config.json"
+    if generation.is_file():
+        try:
+            stops = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", stops)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{generation}: got an unreadable file ({error}), expected JSON") from None
+    if stops is None:
+        return []
+    return [stops] if isinstance(stops, int) else list(stops)
+
+
+def _row_cost_note(quantization: str | None, target_dtype: str) -> str | None:
+    if not _on_cpu():
+        return None
+    if quantization is not None and target_dtype != "float32":
+        return f"MLX's CPU back-end spends the same on a {quantization} row alone or in a block: read acceptance, not speed"
+    if "openblas" not in os.environ.get("LD_PRELOAD", ""):
+        return "MLX's own CPU matmul spends the same on a row alone or in a block: read acceptance, not speed"
+    return None

@@ -1,0 +1,102 @@
+"""The one thread that does all MLX work of the process.
+
+Owns: that thread, its queue of calls, and the jobs it steps in turn. MLX's lazy arrays and streams belong to
+the thread that made them, so loading, generating and dropping all happen here; other threads get plain Python
+values. Several jobs share the thread fairly, one step each. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+_IDLE_S = 0.05  # how soon a job that waits for its reader is looked at again
+
+
+class Job(Protocol):
+    """Work done in steps."""
+
+    def ready(self) -> bool:
+        """False while the reader has fallen behind."""
+
+    def step(self) -> bool:
+        """Do one piece; False when there is no more. Must not raise."""
+
+
+class Owner:
+    """The MLX owner thread; use `owner()` to get the process's one."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="dflash2-mlx", daemon=True)
+        self._thread.start()
+        # A daemon thread inside MLX while the interpreter goes away would crash it.
+        atexit.register(self.stop)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the owner thread and return its result, or raise its error here."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # handed to the caller, who asked for the work
+                future.set_exception(error)
+
+        self._calls.put(run)
+        return future.result()
+
+    def submit(self, job: Job) -> None:
+        """Step `job` in turn with the others until it has no more to do."""
+        self._calls.put(lambda: self._jobs.append(job))
+
+    def stop(self) -> None:
+        """Finish the current step and end the thread."""
+        self._stopped = True
+        self._calls.put(None)
+        self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._take_calls()
+            worked = False
+            for _ in range(len(self._jobs)):
+                job = self._jobs.popleft()
+                if not job.ready():
+                    self._jobs.append(job)
+                    continue
+                worked = True
+                if job.step():
+                    self._jobs.append(job)
+                if not self._calls.empty() or self._stopped:
+                    break
+            if not worked and self._jobs:
+                threading.Event().wait(_IDLE_S)
+
+    def _take_calls(self) -> None:
+        """Run what was asked for; with no job to step, wait for the next call."""
+        while True:
+            try:
+                call = self._calls.get(block=not self._jobs)
+            except queue.Empty:
+                return
+            if call is None:
+                return
+            call()
+
+
+@functools.cache
+def owner() -> Owner:
+    """The owner thread of this process, started at first use."""
+    return Owner()

@@ -1,0 +1,370 @@
+"""One conversation with one target: prefill, then rounds that never wait on the host.
+
+Owns: everything that changes while text is generated (target state, drafter context, anchor, counters), the
+order of work in a round, and rollback. Plain decoding and DFlash 2 are the same loop; DFlash 2 adds a
+proposal before the pass and context rows after it. Knows nothing of text, tokenizers or stop strings.
+
+Invariants: `tokens` are the committed tokens as far as the host knows, and the state holds rows for exactly
+the first `position` of them. Round n+1 is built and queued before round n's tokens are read, so accept
+counts, lengths, anchor, stop tokens and the token limit are all device values.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from .config import SamplingConfig
+from .constraints import LogitConstraint, constraint_rows
+from .drafter.model import DraftModel, Proposal
+from .stats import PrefillProgress, RoundResult, TokenLogprob
+from .targets.base import Target
+from .verify import TokenChooser, gather_log_probs
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reply to produce. `seed` is used only when `sampling` is not greedy."""
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    width: int = 1
+    logprobs: int | None = None
+    prefill_chunk: int = 512
+    constraint: LogitConstraint | None = None
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """A pass on its way: `packed` is [count, num_accepted, tokens (L), proposal (N)], int32."""
+
+    packed: mx.array
+    width: int
+    first: bool
+    logprobs: tuple[mx.array, mx.array, mx.array] | None
+
+
+class Session:
+    """Decodes one token per pass: plain decoding, and the base of drafting sessions."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.state = target.new_state(1)
+        self.tokens: list[int] = []
+        self.position = 0  # rows the state holds, as the host knows
+        self.finish_reason: str | None = None
+        self.cached_tokens = 0
+        self._pending: deque[_Queued] = deque()
+        self._request: Request | None = None
+        self._last_start = 0
+        self._generated = 0
+
+    # The life of a request.
+
+    def begin(self, request: Request) -> None:
+        """Start a reply. Rows of an earlier turn that the new prompt shares are kept, not read again."""
+        self.finish()
+        self.cached_tokens = self._reuse(request.prompt)
+        self._request = request
+        self.tokens = list(request.prompt)
+        self.finish_reason = None
+        self._generated = 0
+        self._chooser = TokenChooser(request.sampling, self.target.spec.vocab_size, request.seed, request.prompt)
+        self._stops = mx.array(sorted(request.stop_token_ids) or [-1], dtype=mx.int32)
+        self._anchor = mx.zeros((1,), dtype=mx.int32)
+        self._remaining = mx.full((1,), request.max_tokens, dtype=mx.int32)
+        self._done = mx.zeros((1,), dtype=mx.bool_)
+        self._prepare(request)
+
+    def step(self) -> PrefillProgress | RoundResult | None:
+        """Do one piece of work: a prefill chunk, or queue a round and read the one before. None when finished."""
+        request = self._request
+        if request is None or self.finish_reason is not None:
+            return None
+        if self.position < len(request.prompt) and not self._pending:
+            self._prefill_chunk(request)
+            return PrefillProgress(self.position, len(request.prompt), self.cached_tokens)
+        if request.constraint is not None:
+            if not self._pending:
+                self._queue_constrained(request, request.constraint)
+            return self._read(request)
+        if self._may_queue(request):
+            self._queue_round(request, self._draft(request))
+            if len(self._pending) == 1:
+                return self.step()
+        return self._read(request)
+
+    def finish(self, keep: int | None = None, reason: str | None = None) -> None:
+        """End the request and bring the state to what was committed.
+
+        Args:
+            keep: tokens of the result read last that count; None keeps all of them.
+            reason: why, where the session itself did not find out.
+        """
+        if self._request is None:
+            return
+        in_flight = sum(not queued.first for queued in self._pending)
+        dropped = 0 if keep is None else self._last_count - keep
+        self._pending.clear()
+        if dropped:
+            self.tokens = self.tokens[:-dropped]
+            self.position = len(self.tokens) - 1
+            self.state.rewind(in_flight + 1, keep, self.position)
+        elif in_flight:
+            self.state.rewind(in_flight, 0, self.position)
+        else:
+            self.state.forget_future(self.position)
+        if self.position < len(self._request.prompt) - 1:  # cancelled while the prompt was being read
+            self.tokens = self.tokens[: self.position]
+        self._truncate_context(self.position)
+        self.finish_reason = reason or self.finish_reason or "cancelled"
+        self._request = None
+
+    # Prefill.
+
+    def _reuse(self, prompt: list[int]) -> int:
+        """Bring the state to the longest prefix of `prompt` it can hold; returns its length."""
+        common = 0
+        for mine, theirs in zip(self.tokens[: self.position], prompt):
+            if mine != theirs:
+                break
+            common += 1
+        common = min(common, len(prompt) - 1)  # the last token must be fed to get logits
+        if common < self.position:
+            if common and self._can_truncate(common):
+                self.state.truncate(common)
+                self._truncate_context(common)
+            else:
+                self.reset()
+                common = 0
+        self.position = common
+        return common
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state = self.target.new_state(1)
+        self.tokens, self.position = [], 0
+
+    def _can_truncate(self, position: int) -> bool:
+        return self.state.can_truncate(position)
+
+    def _prefill_chunk(self, request: Request) -> None:
+        start = self.position
+        ids = request.prompt[start : start + request.prefill_chunk]
+        end = start + len(ids)
+        out = self.target.forward(
+            mx.array([ids], dtype=mx.int32), self.state, taps=self._prefill_taps(end), last_only=True
+        )
+        self.target.commit(self.state, len(ids))
+        self.state.forget_future(end)  # prompt rows are never taken back one by one
+        self._keep_context(out.taps, start, end)
+        self.position = end
+        # Nothing is in flight here: waiting bounds the memory of a long prompt to one chunk.
+        mx.eval(self.state.arrays(), self._context_arrays())
+        if end < len(request.prompt):
+            return
+        self.state.trim()
+        mask = None
+        if request.constraint is not None:
+            mask = constraint_rows(request.constraint, [], self.target.spec.vocab_size)
+        fed = mx.array([end - 1], dtype=mx.int32)
+        chosen, processed = self._chooser.choose(
+            out.logits, fed, None, shared=self._chooser.shared_noise(fed, 1), mask=mask
+        )
+        self._queue(request, chosen.tokens, chosen.num_accepted, None, processed, first=True)
+
+    # Rounds.
+
+    def _may_queue(self, request: Request) -> bool:
+        """Each pass on its way commits at least one token: no use queueing beyond the limit."""
+        return self._generated + len(self._pending) < request.max_tokens
+
+    def _queue_round(self, request: Request, proposal: Proposal | None, mask: mx.array | None = None) -> None:
+        """Build one round on the device and hand it over; nothing here waits."""
+        start = self.state.length
+        ids = self._anchor[:, None]
+        if proposal is not None:
+            ids = mx.concatenate([ids, proposal.tokens], axis=1)
+        out = self.target.forward(ids, self.state, taps=self._taps())
+        shared = self._shared
+        if shared is None and proposal is None:
+            shared = self._chooser.shared_noise(start, 1)
+        chosen, processed = self._chooser.choose(out.logits, start, proposal, shared=shared, mask=mask)
+        keep = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
+        # Plain decoding feeds committed tokens only, so its row always stays (finish() goes back if need be).
+        self.target.commit(self.state, 1 if proposal is None else keep)
+        self._append_context(out.taps, keep)
+
+    def _queue(
+        self, request: Request, tokens: mx.array, num_accepted: mx.array, proposal: Proposal | None,
+        processed: mx.array, *, first: bool = False,
+    ) -> mx.array:
+        """Cut at stop token and limit, move the anchor, and send what the host will read."""
+        index = mx.arange(tokens.shape[1], dtype=mx.int32)[None]
+        available = num_accepted + 1
+        is_stop = (tokens[..., None] == self._stops).any(axis=-1) & (index < available[:, None])
+        first_stop = mx.where(is_stop, index, tokens.shape[1]).min(axis=1)
+        keep = mx.minimum(mx.minimum(available, first_stop + 1), self._remaining)
+        keep = mx.where(self._done, 0, keep)
+        self._remaining = self._remaining - keep
+        self._done = self._done | (first_stop < keep) | (self._remaining <= 0)
+        newest = mx.take_along_axis(tokens, mx.maximum(keep - 1, 0)[:, None], axis=1)[:, 0]
+        self._anchor = mx.where(keep > 0, newest, self._anchor)
+        self._chooser.record(tokens, keep)
+
+        parts = [keep[:, None], num_accepted[:, None], tokens]
+        if proposal is not None:
+            parts.append(proposal.tokens)
+        packed = mx.concatenate([part.astype(mx.int32) for part in parts], axis=1)
+        logprobs = None
+        if request.logprobs is not None:
+            logprobs = gather_log_probs(processed, tokens, request.logprobs)
+            mx.async_eval(packed, *logprobs)
+        else:
+            # A call of its own: reading an array waits for the whole call it was queued in.
+            mx.async_eval(packed)
+        self._pending.append(_Queued(packed, tokens.shape[1], first, logprobs))
+        return keep
+
+    def _queue_constrained(self, request: Request, constraint: LogitConstraint) -> None:
+        """The one synchronous path: the host must see the proposal to mask the rows after it."""
+        proposal = self._draft(request)
+        proposed = [] if proposal is None else proposal.tokens[0].tolist()
+        self._queue_round(request, proposal, constraint_rows(constraint, proposed, self.target.spec.vocab_size))
+
+    def _read(self, request: Request) -> RoundResult:
+        """Wait for the oldest queued pass; the only place a round's results reach the host."""
+        queued = self._pending.popleft()
+        count, num_accepted, *rest = queued.packed[0].tolist()
+        tokens = rest[:count]
+        start = self.position
+        if not queued.first:
+            self.position += count
+            self._settle(queued.width, count, start)
+        self.tokens.extend(tokens)
+        self._generated += count
+        self._last_count = count
+        if request.constraint is not None:
+            request.constraint.commit(tokens)
+        if tokens and tokens[-1] in request.stop_token_ids:
+            self.finish_reason = "stop"
+        elif self._generated >= request.max_tokens:
+            self.finish_reason = "length"
+        return RoundResult(
+            tokens=tuple(tokens), num_accepted=num_accepted, width=queued.width,
+            proposal=tuple(rest[queued.width :]), first=queued.first,
+            synchronous=request.constraint is not None, logprobs=_read_log_probs(tokens, queued),
+        )
+
+    # What a drafting session adds.
+
+    _shared: mx.array | None = None
+
+    def _prepare(self, request: Request) -> None:
+        """Called when a request begins, after the state was brought to the shared prefix."""
+
+    def _taps(self) -> tuple[int, ...]:
+        return ()
+
+    def _prefill_taps(self, end: int) -> tuple[int, ...]:
+        return ()
+
+    def _draft(self, request: Request) -> Proposal | None:
+        return None
+
+    def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
+        """Prompt rows start..end-1 were read."""
+
+    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+        """A round's rows were verified."""
+
+    def _settle(self, rows: int, kept: int, start: int) -> None:
+        self.state.settle(rows, kept, start)
+
+    def _truncate_context(self, position: int) -> None:
+        """Rows past `position` are gone."""
+
+    def _context_arrays(self) -> list[mx.array]:
+        return []
+
+
+def _read_log_probs(tokens: list[int], queued: _Queued) -> tuple[TokenLogprob, ...]:
+    if queued.logprobs is None:
+        return ()
+    own, ids, values = (array[0].tolist() for array in queued.logprobs)
+    return tuple(
+        TokenLogprob(token, own[i], tuple(zip(ids[i], values[i]))) for i, token in enumerate(tokens)
+    )
+
+
+class PlainSession(Session):
+    """One token per pass, no drafter; pipelined exactly like a drafting session."""
+
+
+class DFlash2Session(Session):
+    """Drafts a block, verifies it in one pass, keeps what the target agrees to."""
+
+    def __init__(self, target: Target, drafter: DraftModel):
+        super().__init__(target)
+        self.drafter = drafter
+        self.context = drafter.new_context(1)
+
+    def reset(self) -> None:
+        super().reset()
+        self.context = self.drafter.new_context(1)
+
+    def _can_truncate(self, position: int) -> bool:
+        return super()._can_truncate(position) and self.context.can_truncate(position)
+
+    def _prepare(self, request: Request) -> None:
+        window = self.drafter.config.context_window
+        self._first_row = 0 if window is None else max(0, len(request.prompt) - window)
+        if self._first_row > self.position:  # rows between here and there will never be seen: leave a gap
+            self.context = self.drafter.new_context(1)
+            self.context.skip_to(self._first_row)
+
+    def _taps(self) -> tuple[int, ...]:
+        return self.drafter.config.target_layer_ids
+
+    def _prefill_taps(self, end: int) -> tuple[int, ...]:
+        return self._taps() if end > self._first_row else ()
+
+    def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
+        if taps is None:
+            return
+        rows = end - max(start, self._first_row)
+        self.drafter.append_context(taps[:, -rows:], self.context, rows)
+        self.context.settle(rows, rows, end)
+        if self._request is not None and end == len(self._request.prompt):
+            self.context.trim()
+
+    def _draft(self, request: Request) -> Proposal:
+        start, drafted = self.state.length, request.width - 1
+        sampling = request.sampling
+        self._shared = None
+        if not sampling.greedy and sampling.coupled:
+            self._shared = self._chooser.shared_noise(start, request.width)
+        return self.drafter.propose(
+            self._anchor, self.context, request.width, self.target,
+            temperature=0.0 if sampling.greedy else sampling.temperature,
+            noise=self._chooser.draft_noise(start, drafted, self._shared),
+        )
+
+    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+        assert taps is not None
+        self.drafter.append_context(taps, self.context, keep)
+
+    def _settle(self, rows: int, kept: int, start: int) -> None:
+        super()._settle(rows, kept, start)
+        self.context.settle(rows, kept, start)
+
+    def _truncate_context(self, position: int) -> None:
+        self.context.truncate(position)
+
+    def _context_arrays(self) -> list[mx.array]:
+        return self.context.arrays()

@@ -1,0 +1,110 @@
+"""Counts of what rounds did, by the definitions of the specification.
+
+Owns: RoundResult (one round as the host sees it) and GenerationStats. Knows nothing of devices or text.
+
+Reference: DFlash 2 specification 6.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of one emitted token under the target, and its best alternatives.
+
+    Log-softmax of the target's logits after bias and penalties, before temperature and cuts.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one round committed, read by the host one round later.
+
+    `first` marks the token that the prefill pass itself produced: it is not a round. `num_accepted` is what
+    the target agreed to, before a stop token or the token limit cut the block.
+    """
+
+    tokens: tuple[int, ...]
+    num_accepted: int
+    width: int
+    proposal: tuple[int, ...] = ()
+    first: bool = False
+    synchronous: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """How much of the prompt has been read; `cached` of it was known before."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass
+class GenerationStats:
+    """Numbers of one reply.
+
+    `acceptance_length` is committed tokens per round (the token of the prefill pass counts for neither).
+    `acceptance_by_position[j-1]` is how often draft j was accepted among the rounds that accepted j - 1;
+    None where no round got that far. `decode_s` starts when the first token is there; `prefill_s` ends then.
+    """
+
+    mode: str
+    block_size: int | None
+    fallback_reason: str | None = None
+    notices: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+    synchronous_rounds: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    peak_memory_bytes: int = 0
+    seed: int | None = None
+    lossless_mode: str | None = None
+    reached: list[int] = field(default_factory=list)  # reached[j]: rounds that accepted at least j drafts
+
+    def add(self, result: RoundResult) -> None:
+        """Count one result."""
+        self.generated_tokens += len(result.tokens)
+        if result.first or not result.width:
+            return
+        self.rounds += 1
+        self.committed_tokens += len(result.tokens)
+        self.synchronous_rounds += result.synchronous
+        drafted = result.width - 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += min(result.num_accepted, len(result.tokens))
+        self.reached.extend([0] * (drafted + 1 - len(self.reached)))
+        for j in range(min(result.num_accepted, drafted) + 1):
+            self.reached[j] += 1
+
+    @property
+    def acceptance_length(self) -> float | None:
+        return self.committed_tokens / self.rounds if self.rounds else None
+
+    @property
+    def acceptance_by_position(self) -> list[float | None]:
+        return [
+            later / earlier if earlier else None
+            for earlier, later in zip(self.reached, self.reached[1:])
+        ]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decoded tokens per second of decoding; the first token belongs to the prefill."""
+        if self.generated_tokens < 2 or self.decode_s <= 0:
+            return None
+        return (self.generated_tokens - 1) / self.decode_s

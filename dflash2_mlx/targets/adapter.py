@@ -1,0 +1,113 @@
+"""The layer loop shared by all target adapters.
+
+Owns: embedding, one mask per layer kind, the loop over mlx-lm's decoder layers with taps after each layer,
+final norm and head. A family's own file says which layers are of which kind and how one is run. The tap of
+layer i is the residual stream after layer i, before the final norm (DFlash 2 specification 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .base import PassOutput, TargetSpec
+from .caches import TargetState
+
+FULL, SLIDING, RECURRENT = "full", "sliding", "recurrent"
+
+
+class LayerLoopTarget:
+    """A target whose layers run one after another on one residual stream.
+
+    Args:
+        text_model: mlx-lm's language model with `.model` (embed_tokens, layers, norm) and a head.
+        family: the name users see.
+        kinds: kind of each layer, FULL, SLIDING or RECURRENT.
+        window: of the sliding layers.
+        context_length: longest sequence the config allows, or None.
+        quantization: how the weights are stored, or None.
+    """
+
+    def __init__(
+        self, text_model: Any, *, family: str, kinds: Sequence[str], window: int | None,
+        context_length: int | None, quantization: str | None,
+    ):
+        self.text_model = text_model
+        self.body = text_model.model
+        self.layers = list(self.body.layers)
+        self.kinds = tuple(kinds)
+        self.window = window
+        self._head = self.body.embed_tokens.as_linear if "lm_head" not in text_model else text_model.lm_head
+        head_rows = _rows(self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head)
+        # Index of each layer among those of its kind.
+        self.index = [self.kinds[:i].count(kind) for i, kind in enumerate(self.kinds)]
+        self.spec = TargetSpec(
+            family=family,
+            hidden_size=self.body.norm.weight.shape[0],
+            num_layers=len(self.layers),
+            vocab_size=head_rows,
+            embedding_rows=_rows(self.body.embed_tokens),
+            recurrent=RECURRENT in self.kinds,
+            context_length=context_length,
+            quantization=quantization,
+        )
+
+    def new_state(self, batch: int = 1) -> TargetState:
+        return TargetState(
+            batch,
+            full_layers=self.kinds.count(FULL),
+            sliding_layers=self.kinds.count(SLIDING),
+            recurrent_layers=self.kinds.count(RECURRENT),
+            window=self.window,
+        )
+
+    def forward(
+        self, ids: mx.array, state: TargetState, *, taps: Sequence[int] = (), last_only: bool = False
+    ) -> PassOutput:
+        """One pass over token ids [B, L]; see `Target.forward`."""
+        rows = state.begin(ids.shape[1])
+        masks = {}
+        if FULL in self.kinds:
+            masks[FULL] = state.full.causal_mask(rows)
+        if SLIDING in self.kinds:
+            masks[SLIDING] = state.sliding.causal_mask(rows)
+        hidden = self.embed_input(ids)
+        tapped = []
+        for number, (layer, kind) in enumerate(zip(self.layers, self.kinds)):
+            hidden = self.run_layer(layer, kind, self.index[number], hidden, masks.get(kind), state)
+            if number in taps:
+                tapped.append(hidden)
+        if last_only:
+            hidden = hidden[:, -1:]
+        logits = self.finish_logits(self.head(self.body.norm(hidden)))
+        return PassOutput(logits, mx.concatenate(tapped, axis=-1) if tapped else None)
+
+    def commit(self, state: TargetState, keep: int | mx.array) -> None:
+        state.commit(keep)
+
+    def embed(self, ids: mx.array) -> mx.array:
+        return self.body.embed_tokens(ids)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        return self._head(hidden)
+
+    # What a family may do differently.
+
+    def embed_input(self, ids: mx.array) -> mx.array:
+        return self.body.embed_tokens(ids)
+
+    def run_layer(
+        self, layer: nn.Module, kind: str, index: int, hidden: mx.array, mask: mx.array | None, state: TargetState
+    ) -> mx.array:
+        return layer(hidden, mask=mask, cache=state.attention_cache(kind, index))
+
+    def finish_logits(self, logits: mx.array) -> mx.array:
+        return logits
+
+
+def _rows(table: nn.Module) -> int:
+    """Rows of an embedding or head, quantized or not (quantization packs columns, never rows)."""
+    return table.weight.shape[0]

@@ -1,0 +1,130 @@
+"""Everything a target remembers of one batch of sequences, with rollback on the device.
+
+Owns: K/V buffers of full and sliding layers, gated-delta states, the device length and its host bounds, and
+the records of the last two passes. Knows nothing of tokens, drafting or acceptance. Invariant: after
+`commit`, the state equals one that saw only the kept rows, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from ..buffers import RowBuffers
+from .gated_delta import GatedDeltaState, GatedDeltaTape
+
+REMEMBERED_PASSES = 2  # the round being read and the one in flight
+
+
+@dataclass
+class PassRecord:
+    """One forward pass: where it started, how many rows it had, and what the gated-delta layers read."""
+
+    start: mx.array  # [B] int32
+    rows: int
+    tapes: list[GatedDeltaTape] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AttentionCache:
+    """What mlx-lm's attention modules ask of a cache: an offset, and a place to put keys and values."""
+
+    buffers: RowBuffers
+    layer: int
+    offset: mx.array  # [B] int32
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self.buffers.write(self.layer, keys, values, self.offset)
+
+
+class TargetState:
+    """State of `batch` sequences in one target.
+
+    Args:
+        batch: sequences.
+        full_layers, sliding_layers, recurrent_layers: how many of each kind.
+        window: of the sliding layers.
+
+    `length` [B] is what was committed, on the device. `upper` bounds it on the host, `floor` is a position
+    no rewind will go below.
+    """
+
+    def __init__(
+        self, batch: int, *, full_layers: int = 0, sliding_layers: int = 0, recurrent_layers: int = 0,
+        window: int | None = None,
+    ):
+        self.batch = batch
+        self.length = mx.zeros((batch,), dtype=mx.int32)
+        self.floor = 0
+        self.upper = 0
+        self.full = RowBuffers(full_layers, batch)
+        self.sliding = RowBuffers(sliding_layers, batch, window)
+        self.recurrent: list[GatedDeltaState | None] = [None] * recurrent_layers
+        self.passes: deque[PassRecord] = deque(maxlen=REMEMBERED_PASSES)
+
+    def begin(self, rows: int) -> mx.array:
+        """Open a pass of `rows` rows; returns their absolute positions [B, rows]."""
+        for buffers in (self.full, self.sliding):
+            if buffers.keys:
+                buffers.reserve(self.floor, self.upper, rows)
+        self.upper += rows
+        self.passes.append(PassRecord(self.length, rows))
+        return self.length[:, None] + mx.arange(rows, dtype=mx.int32)
+
+    def attention_cache(self, kind: str, index: int) -> AttentionCache:
+        return AttentionCache(self.full if kind == "full" else self.sliding, index, self.length)
+
+    def commit(self, keep: int | mx.array) -> None:
+        """Keep the first `keep` rows of the last pass: a host count for all sequences, or [B] int32."""
+        last = self.passes[-1]
+        self.recurrent = [tape.commit(keep, last.rows) for tape in last.tapes]
+        self.length = last.start + keep
+
+    def settle(self, rows: int, kept: int, start: int) -> None:
+        """The host has learned that a pass of `rows` rows, begun at `start`, kept `kept` of them."""
+        self.upper -= rows - kept
+        self.floor = start
+
+    def rewind(self, passes: int, keep: int, position: int) -> None:
+        """Go back to row `keep` of the pass that was begun `passes` passes ago, at absolute `position`."""
+        for _ in range(passes - 1):
+            self.passes.pop()
+        self.commit(keep)
+        self.forget_future(position)
+
+    def can_truncate(self, position: int) -> bool:
+        """Whether everything a row at `position` may see is still here, recurrent state included."""
+        if self.recurrent:
+            return False
+        window = self.sliding.window
+        return not self.sliding.keys or self.sliding.base <= max(0, position - (window or 1) + 1)
+
+    def truncate(self, position: int) -> None:
+        """Go back to `position`; only where `can_truncate` holds."""
+        self.length = mx.full((self.batch,), position, dtype=mx.int32)
+        self.forget_future(position)
+
+    def forget_future(self, position: int) -> None:
+        """The host knows the length again: it is `position`, and no pass is in flight."""
+        self.upper = self.floor = position
+        self.passes.clear()
+
+    def trim(self) -> None:
+        """After a prefill: give back room that only long chunks need."""
+        self.sliding.trim(self.floor, self.upper)
+
+    def copy(self) -> TargetState:
+        """A snapshot; the arrays are shared until either side writes."""
+        twin = TargetState(self.batch)
+        twin.length, twin.floor, twin.upper = self.length, self.floor, self.upper
+        twin.full, twin.sliding = self.full.copy(), self.sliding.copy()
+        twin.recurrent = list(self.recurrent)
+        twin.passes = deque(self.passes, maxlen=REMEMBERED_PASSES)
+        return twin
+
+    def arrays(self) -> list[mx.array]:
+        """All device arrays, for a synchronous `mx.eval` between prefill chunks (never while pipelining)."""
+        states = [s for s in self.recurrent if s is not None]
+        return [self.length, *self.full.arrays(), *self.sliding.arrays(), *(a for s in states for a in s.arrays())]

@@ -1,0 +1,96 @@
+"""Gated-delta layers (Qwen3.5 and later): one pass that can be replayed.
+
+Owns: the body of mlx-lm's `GatedDeltaNet`, run over the module's own submodules, so that the inputs of the
+recurrence stay visible; and the replay that keeps only the accepted rows. mlx-lm's own call overwrites both
+states. Knows nothing of blocks or drafting.
+
+Reference: Yang et al., "Gated Delta Networks" (2024); mlx_lm.models.qwen3_5.GatedDeltaNet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.qwen3_5 import GatedDeltaNet
+
+
+@dataclass(frozen=True)
+class GatedDeltaState:
+    """Shapes: conv [B, Kc - 1, C] last inputs of the short convolution; recurrent [B, Hv, Dv, Dk] float32."""
+
+    conv: mx.array
+    recurrent: mx.array
+
+    def arrays(self) -> list[mx.array]:
+        return [self.conv, self.recurrent]
+
+
+@dataclass(frozen=True)
+class GatedDeltaTape:
+    """What one pass read: enough to run the recurrence again over its first rows.
+
+    Shapes: q, k [B, L, Hk, Dk]; v [B, L, Hv, Dv]; a, b [B, L, Hv]; conv_input [B, Kc - 1 + L, C]
+    """
+
+    layer: GatedDeltaNet
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    a: mx.array
+    b: mx.array
+    conv_input: mx.array
+    before: GatedDeltaState
+    after: GatedDeltaState
+
+    def commit(self, keep: int | mx.array, rows: int) -> GatedDeltaState:
+        """State after the first `keep` rows; `keep` on the device costs one lazy replay, no wait."""
+        if isinstance(keep, int):
+            if keep == rows:
+                return self.after
+            if keep == 0:
+                return self.before
+            keep = mx.full((self.q.shape[0],), keep, dtype=mx.int32)
+        kept = mx.arange(rows, dtype=mx.int32)[None] < keep[:, None]
+        _, recurrent = gated_delta_update(
+            self.q, self.k, self.v, self.a, self.b, self.layer.A_log, self.layer.dt_bias,
+            self.before.recurrent, kept,
+        )
+        return GatedDeltaState(_rows_from(self.conv_input, keep, self.before.conv.shape[1]), recurrent)
+
+
+def _rows_from(rows: mx.array, start: mx.array, count: int) -> mx.array:
+    """`count` rows of [B, L, C] from a start per sequence."""
+    if rows.shape[0] == 1:
+        return mx.slice(rows, start.reshape(1), axes=(1,), slice_size=(1, count, rows.shape[2]))
+    index = start[:, None] + mx.arange(count, dtype=mx.int32)
+    return mx.take_along_axis(rows, index[..., None], axis=1)
+
+
+def gated_delta_pass(
+    layer: GatedDeltaNet, x: mx.array, state: GatedDeltaState | None
+) -> tuple[mx.array, GatedDeltaTape]:
+    """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass."""
+    batch, length, _ = x.shape
+    if state is None:
+        state = GatedDeltaState(
+            mx.zeros((batch, layer.conv_kernel_size - 1, layer.conv_dim), dtype=x.dtype),
+            mx.zeros((batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim), dtype=mx.float32),
+        )
+    qkv = layer.in_proj_qkv(x)
+    z = layer.in_proj_z(x).reshape(batch, length, layer.num_v_heads, layer.head_v_dim)
+    b, a = layer.in_proj_b(x), layer.in_proj_a(x)
+    conv_input = mx.concatenate([state.conv, qkv], axis=1)
+    mixed = nn.silu(layer.conv1d(conv_input))
+    q, k, v = mx.split(mixed, [layer.key_dim, 2 * layer.key_dim], axis=-1)
+    q = q.reshape(batch, length, layer.num_k_heads, layer.head_k_dim)
+    k = k.reshape(batch, length, layer.num_k_heads, layer.head_k_dim)
+    v = v.reshape(batch, length, layer.num_v_heads, layer.head_v_dim)
+    q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
+    out, recurrent = gated_delta_update(q, k, v, a, b, layer.A_log, layer.dt_bias, state.recurrent)
+    after = GatedDeltaState(mx.contiguous(conv_input[:, length:]), recurrent)
+    tape = GatedDeltaTape(layer, q, k, v, a, b, conv_input, state, after)
+    out = layer.out_proj(layer.norm(out, z).reshape(batch, length, -1))
+    return out, tape

@@ -1,0 +1,153 @@
+"""Prompts in, text out.
+
+Owns: rendering a prompt to token ids, detokenizing committed tokens piece by piece, and stop strings. Knows
+nothing of models. Invariants: the pieces joined equal one decode of all tokens, and no piece ends inside a
+character or inside what may become a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jinja2
+
+from .errors import PromptError
+
+REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are not (yet) a character
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+
+NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
+
+
+class Tokenizer(Protocol):
+    """What is needed of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], **kwargs: Any) -> str: ...
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """Token ids, and what the user should know about how they came to be."""
+
+    ids: list[int]
+    notices: list[str]
+
+
+def render_prompt(
+    tokenizer: Any, prompt: Prompt, *, chat_template: bool = True, template_kwargs: Mapping[str, Any] | None = None
+) -> RenderedPrompt:
+    """Turn text, chat messages or token ids into token ids.
+
+    Args:
+        prompt: a string (one user message when there is a chat template), messages with `role` and `content`, or ids.
+        chat_template: False feeds a string as it is.
+        template_kwargs: passed to the chat template (`enable_thinking`, ...).
+    Raises:
+        PromptError: empty, malformed, or messages without a chat template to render them.
+    """
+    if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        return RenderedPrompt(_not_empty(ids), [])
+    if isinstance(prompt, str):
+        if not prompt:
+            raise PromptError("prompt: got an empty string, expected text")
+        if not (chat_template and tokenizer.has_chat_template):
+            notices = [NO_TEMPLATE] if chat_template else []
+            if template_kwargs:
+                raise PromptError("chat_template_kwargs: got values, expected none: no chat template is used")
+            return RenderedPrompt(_not_empty(list(tokenizer.encode(prompt))), notices)
+        messages: list[Mapping[str, Any]] = [{"role": "user", "content": prompt}]
+    else:
+        messages = _checked_messages(prompt)
+    if not tokenizer.has_chat_template or not chat_template:
+        return _without_template(tokenizer, messages, chat_template)
+    try:
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **(template_kwargs or {}))
+    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        raise PromptError(f"messages: got what the chat template refuses ({error}), expected other roles or content") from None
+    return RenderedPrompt(_not_empty(list(ids)), [])
+
+
+def _without_template(tokenizer: Any, messages: list[Mapping[str, Any]], wanted: bool) -> RenderedPrompt:
+    if len(messages) != 1 or not wanted:
+        raise PromptError(f"messages: got {len(messages)} messages, expected a plain prompt: no chat template is used")
+    return RenderedPrompt(_not_empty(list(tokenizer.encode(messages[0]["content"]))), [NO_TEMPLATE])
+
+
+def _checked_messages(prompt: Sequence[Any]) -> list[Mapping[str, Any]]:
+    messages = list(prompt)
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(f"messages[{number}]: got {message!r}, expected an object with role and content")
+        if "content" not in message:
+            raise PromptError(f"messages[{number}].content: got nothing, expected text")
+    return messages
+
+
+def _not_empty(ids: list[int]) -> list[int]:
+    if not ids:
+        raise PromptError("prompt: got no tokens, expected at least one")
+    return ids
+
+
+class TextStream:
+    """Detokenizes token by token and looks for stop strings, across token borders.
+
+    Args:
+        tokenizer: decodes ids.
+        stops: strings that end the reply; they are kept out of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+        self._tokenizer = tokenizer
+        self._stops = tuple(stops)
+        self._ids: list[int] = []
+        self._settled = 0  # tokens before this are printed and no longer needed as left context
+        self._printed = 0  # tokens before this are printed
+        self._held = ""  # decoded, but may be the beginning of a stop string
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Add one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
+        self._ids.append(token)
+        fresh = self._decode(final=False)
+        return self._release(fresh, final=False)
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come."""
+        if self.stopped:
+            return ""
+        return self._release(self._decode(final=True), final=True)
+
+    def _decode(self, *, final: bool) -> str:
+        before = self._tokenizer.decode(self._ids[self._settled : self._printed])
+        after = self._tokenizer.decode(self._ids[self._settled :])
+        # Decoding with the last printed piece as left context keeps spaces that depend on it.
+        if not final and (len(after) <= len(before) or after.endswith(REPLACEMENT)):
+            return ""
+        self._settled, self._printed = self._printed, len(self._ids)
+        return after[len(before) :]
+
+    def _release(self, fresh: str, *, final: bool) -> str:
+        text = self._held + fresh
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = 0 if final else self._possible_stop(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _possible_stop(self, text: str) -> int:
+        """Length of the longest end of `text` that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            tail = text[-size:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,119 @@
+"""From the target's logits to the tokens a pass commits.
+
+Owns: the per-request choice of acceptance rule and the noise, history and bias it needs. Plain decoding and
+verify call the same `choose`. Knows nothing of caches or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from . import rng
+from .acceptance import Acceptance, accept_greedy, accept_sampled
+from .config import SamplingConfig
+from .drafter.model import Proposal
+from .kernels.top_candidates import top_candidates
+from .rng import Purpose
+from .sampling import NEVER, TokenHistory, bias_vector, log_probabilities, process_logits, token_log_probs
+
+
+class TokenChooser:
+    """Sampling of one request.
+
+    Args:
+        sampling: the request's settings.
+        vocab_size: columns of the target's logits.
+        seed: always a number here; whoever has none draws one.
+        prompt: token ids that count as prompt for the repetition penalty.
+    """
+
+    def __init__(self, sampling: SamplingConfig, vocab_size: int, seed: int, prompt: list[int]):
+        self.sampling = sampling
+        self.vocab_size = vocab_size
+        self.bias = bias_vector(sampling, vocab_size)
+        self.keys = None if sampling.greedy else rng.base_keys(seed)
+        self.history = None
+        if sampling.needs_history:
+            self.history = TokenHistory.empty(1, vocab_size)
+            ids = mx.array(sorted(set(prompt)), dtype=mx.int32)
+            self.history.in_prompt[:, ids] = True
+
+    def shared_noise(self, start: mx.array, rows: int) -> mx.array | None:
+        """Gumbel noise of the target's own draws: [B, rows, V] for the tokens after positions start.. ."""
+        if self.keys is None:
+            return None
+        return rng.gumbel(self.keys, Purpose.TARGET, _predicted(start, rows), self.vocab_size)
+
+    def draft_noise(
+        self, start: mx.array, rows: int, shared: mx.array | None
+    ) -> Callable[[mx.array], mx.array] | None:
+        """Noise for the drafter's `rows` draws, as a function of its candidates [B, N, K]."""
+        if self.keys is None:
+            return None
+        keys = self.keys
+        if shared is not None:
+            return lambda candidates: mx.take_along_axis(shared[:, :rows], candidates, axis=-1)
+        return lambda candidates: rng.gumbel(keys, Purpose.DRAFT, _predicted(start, rows), candidates.shape[-1])
+
+    def choose(
+        self, logits: mx.array, start: mx.array, proposal: Proposal | None,
+        *, shared: mx.array | None = None, mask: mx.array | None = None,
+    ) -> tuple[Acceptance, mx.array]:
+        """Accept or replace a proposal; without one, choose the next token.
+
+        Shapes:
+            logits: [B, L, V]; row i predicts position start + 1 + i
+            start:  [B] int32, position of row 0
+            shared: [B, L, V], from `shared_noise`; needed except in greedy and rejection mode
+            mask:   [B, L, V] bool, False forbids
+        Returns:
+            the acceptance (tokens [B, L]) and the processed logits [B, L, V] float32
+        """
+        processed = self._process(logits, proposal)
+        if mask is not None:
+            processed = mx.where(mask, processed, NEVER)
+        if self.sampling.greedy:
+            choices = mx.argmax(processed, axis=-1).astype(mx.int32)
+        else:
+            log_p = log_probabilities(processed, self.sampling)
+            if proposal is not None and shared is None:
+                return self._reject(log_p, start, proposal), processed
+            choices = mx.argmax(log_p + shared, axis=-1).astype(mx.int32)
+        if proposal is None:
+            return Acceptance(mx.zeros(start.shape, dtype=mx.int32), choices), processed
+        return accept_greedy(proposal.tokens, choices), processed
+
+    def record(self, tokens: mx.array, count: mx.array) -> None:
+        """Count the first `count` [B] of `tokens` [B, L] as generated."""
+        if self.history is not None:
+            self.history.add(tokens, count)
+
+    def _process(self, logits: mx.array, proposal: Proposal | None) -> mx.array:
+        if self.history is None:
+            return process_logits(logits, self.sampling, bias=self.bias)
+        counts = self.history.counts[:, None] if proposal is None else self.history.rows(proposal.tokens)
+        return process_logits(
+            logits, self.sampling, bias=self.bias, in_prompt=self.history.in_prompt, counts=counts
+        )
+
+    def _reject(self, log_p: mx.array, start: mx.array, proposal: Proposal) -> Acceptance:
+        assert self.keys is not None and proposal.q is not None
+        drafted = proposal.tokens.shape[1]
+        uniforms = rng.uniform(self.keys, Purpose.ACCEPT, _predicted(start, drafted), 1)[..., 0]
+        residual = rng.gumbel(self.keys, Purpose.RESIDUAL, _predicted(start, drafted + 1), self.vocab_size)
+        return accept_sampled(proposal.tokens, proposal.candidates, proposal.q, log_p, uniforms, residual)
+
+
+def _predicted(start: mx.array, rows: int) -> mx.array:
+    """Absolute positions the rows of a pass predict: [B, rows]."""
+    return start[:, None] + mx.arange(1, rows + 1, dtype=mx.int32)
+
+
+def gather_log_probs(processed: mx.array, tokens: mx.array, top: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Reported log-probabilities: of `tokens` [B, L], and ids and values [B, L, top] of the best ones."""
+    scores = token_log_probs(processed)
+    own = mx.take_along_axis(scores, tokens[..., None], axis=-1)[..., 0]
+    ids, values = top_candidates(scores, max(top, 1))
+    return own, ids[..., :top], values[..., :top]

@@ -1,0 +1,271 @@
+"""Drafter checkpoint files: what must be in them, checked before a single weight is read.
+
+Owns: safetensors headers, the names of every published layout, the missing/unknown/wrong-shape report, and
+quantization on load. Knows nothing of targets. Invariant: the tensors in a model are exactly those the
+config asks for.
+
+Reference: DFlash 2 specification 2.3 and 2.5; the safetensors format.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .config import DrafterConfig
+from .drafter.model import DraftModel
+from .errors import CheckpointError, ConfigError
+
+DRAFT_BITS = (4, 8)
+GROUP_SIZES = (32, 64, 128)
+# Quantized on load; everything else stays as it is: about a tenth of the weights, and sensitive.
+_QUANTIZED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
+_CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
+_RENAMED = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}  # Meta's Muse assistant files
+_QUANT_SUFFIXES = (".scales", ".biases")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One entry of a safetensors header."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Names, dtypes and shapes of one safetensors file, without its data.
+
+    Raises:
+        CheckpointError: not a safetensors file, or cut short.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > size:
+                raise ValueError("header longer than the file")
+            header = json.loads(file.read(length))
+        entries = {name: info for name, info in header.items() if name != "__metadata__"}
+        infos = {name: TensorInfo(path, info["dtype"], tuple(info["shape"])) for name, info in entries.items()}
+        end = max((info["data_offsets"][1] for info in entries.values()), default=0)
+    except (struct.error, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: got a damaged file ({error}), expected a safetensors file") from None
+    if size != 8 + length + end:
+        raise CheckpointError(f"{path}: got {size} bytes, expected {8 + length + end}: the file is cut short or damaged")
+    return infos
+
+
+def read_headers(folder: Path) -> dict[str, TensorInfo]:
+    """Headers of all `model*.safetensors` files of a checkpoint folder; missing shards are refused.
+
+    Raises:
+        CheckpointError: no weights, a missing shard, or a damaged file.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index}: got an unreadable index ({error}), expected weight_map") from None
+        missing = sorted(named - {file.name for file in files})
+        if missing:
+            raise CheckpointError(f"{folder}: missing weight files: got none of {', '.join(missing)}")
+    if not files:
+        raise CheckpointError(f"{folder}: got no model*.safetensors, expected the checkpoint's weights")
+    infos: dict[str, TensorInfo] = {}
+    for file in files:
+        infos.update(read_header(file))
+    return infos
+
+
+def our_name(name: str) -> str:
+    """The module path of a checkpoint tensor: prefixes stripped, codebooks without `.weight`."""
+    name = name.removeprefix("model.")
+    for theirs, ours in _RENAMED.items():
+        if name.startswith(theirs + "."):
+            name = ours + name.removeprefix(theirs)
+    for codebook in _CODEBOOKS:
+        if name == codebook + ".weight":
+            name = codebook
+    return name
+
+
+def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a drafter of this config has, unquantized (spec 2.3)."""
+    hidden, dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (hidden, len(config.target_layer_ids) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    layer = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (config.num_heads * dim, hidden),
+        "self_attn.k_proj.weight": (config.num_kv_heads * dim, hidden),
+        "self_attn.v_proj.weight": (config.num_kv_heads * dim, hidden),
+        "self_attn.o_proj.weight": (hidden, config.num_heads * dim),
+        "self_attn.q_norm.weight": (dim,),
+        "self_attn.k_norm.weight": (dim,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if config.conv_kernel_size is not None and config.conv_group_size is not None:
+        rows = 2 * config.conv_kernel_size * (hidden // config.conv_group_size)
+        for conv in ("attention_conv", "mlp_conv"):
+            layer[f"{conv}.base_kernel"] = (2, config.conv_kernel_size, hidden)
+            layer[f"{conv}.kernel_projection.weight"] = (rows, hidden)
+    for number in range(config.num_layers):
+        shapes.update({f"layers.{number}.{name}": shape for name, shape in layer.items()})
+    if config.selector_rank is not None:
+        for codebook in _CODEBOOKS:
+            shapes[codebook] = (config.vocab_size, config.selector_rank)
+        shapes["candidate_selector.hidden_projection.weight"] = (config.selector_rank, hidden)
+    return shapes
+
+
+def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, TensorInfo]:
+    """Compare the files' headers with the config; returns our tensor names with their infos.
+
+    Raises:
+        CheckpointError: missing, unknown, doubled or wrongly shaped tensors, each named.
+    """
+    infos: dict[str, TensorInfo] = {}
+    for name, info in read_headers(folder).items():
+        ours = our_name(name)
+        if ours in infos:
+            raise CheckpointError(f"{folder}: got tensor {ours!r} twice (with and without prefix or .weight), expected once")
+        infos[ours] = info
+    expected = expected_shapes(config)
+    quantized = {_weight_of(name) for name in infos if name.endswith(".scales")}
+    missing = sorted(set(expected) - set(infos))
+    companions = {_module_of(name) + suffix for name in quantized for suffix in _QUANT_SUFFIXES}
+    unknown = sorted(set(infos) - set(expected) - companions)
+    if missing:
+        raise CheckpointError(f"{folder}: missing tensors: got {len(infos)} tensors without {_some(missing)}")
+    if unknown:
+        raise CheckpointError(f"{folder}: unknown tensors: got {_some(unknown)}, expected none beyond the drafter's own")
+    for name, shape in expected.items():
+        got = infos[name].shape
+        if name in quantized:
+            _check_quantized(folder, name, shape, infos, config)
+        elif got != shape:
+            raise CheckpointError(f"{folder}: tensor {name}: got shape {list(got)}, expected {list(shape)}")
+    return infos
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _module_of(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _weight_of(scales: str) -> str:
+    module = scales.removesuffix(".scales")
+    return module if module in _CODEBOOKS else module + ".weight"
+
+
+def _quantization_of(name: str, config: DrafterConfig) -> tuple[int, int]:
+    """(group_size, bits) of one tensor of an already quantized file."""
+    settings = config.quantization or {}
+    own = settings.get(_module_of(name))
+    merged: Mapping[str, object] = {**settings, **own} if isinstance(own, Mapping) else settings
+    mode = merged.get("mode", "affine")
+    group, bits = merged.get("group_size"), merged.get("bits")
+    if mode != "affine" or not isinstance(group, int) or not isinstance(bits, int):
+        raise ConfigError(f"quantization: got {dict(settings)!r}, expected affine mode with group_size and bits")
+    return group, bits
+
+
+def _check_quantized(
+    folder: Path, name: str, shape: tuple[int, ...], infos: Mapping[str, TensorInfo], config: DrafterConfig
+) -> None:
+    group, bits = _quantization_of(name, config)
+    rows, columns = shape
+    packed = (rows, columns * bits // 32)
+    for part, wanted in ((name, packed), (_module_of(name) + ".scales", (rows, columns // group)),
+                         (_module_of(name) + ".biases", (rows, columns // group))):
+        got = infos[part].shape if part in infos else None
+        if got != wanted:
+            raise CheckpointError(f"{folder}: tensor {part}: got shape {got and list(got)}, expected {list(wanted)}")
+
+
+def load_drafter_weights(
+    folder: Path, config: DrafterConfig, *, dtype: mx.Dtype, draft_bits: int | None = None, group_size: int = 64
+) -> DraftModel:
+    """Read a checked checkpoint into a model.
+
+    Args:
+        dtype: of activations and unquantized weights.
+        draft_bits: quantize attention, MLP and `fc` weights on load; None leaves them.
+        group_size: of that quantization.
+    Raises:
+        CheckpointError, ConfigError: see `check_drafter_files` and `check_draft_bits`.
+    """
+    infos = check_drafter_files(folder, config)
+    check_draft_bits(config, draft_bits, group_size)
+    weights: dict[str, mx.array] = {}
+    for file in sorted({info.file for info in infos.values()}):
+        weights.update({our_name(name): array for name, array in mx.load(str(file)).items()})
+    for codebook in _CODEBOOKS:  # looked up row by row: kept plain
+        if codebook + ".scales" in weights:
+            group, bits = _quantization_of(codebook, config)
+            weights[codebook] = mx.dequantize(
+                weights[codebook], weights.pop(codebook + ".scales"), weights.pop(codebook + ".biases"),
+                group_size=group, bits=bits,
+            )
+    model = DraftModel(config)
+    packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
+    if packed:
+        nn.quantize(model, class_predicate=lambda path, _: path in packed and _settings(path, config))
+    model.load_weights([(name, _cast(array, dtype)) for name, array in weights.items()], strict=True)
+    if draft_bits is not None:
+        nn.quantize(
+            model, group_size=group_size, bits=draft_bits,
+            class_predicate=lambda path, module: (
+                path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear)
+            ),
+        )
+    mx.eval(model.parameters())
+    return model
+
+
+def _settings(path: str, config: DrafterConfig) -> dict[str, int]:
+    group, bits = _quantization_of(path, config)
+    return {"group_size": group, "bits": bits}
+
+
+def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:
+    return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+
+
+def check_draft_bits(config: DrafterConfig, draft_bits: int | None, group_size: int) -> None:
+    """Refuse quantization settings that cannot be applied to this drafter.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if draft_bits is None:
+        return
+    if draft_bits not in DRAFT_BITS:
+        raise ConfigError(f"draft_bits: got {draft_bits!r}, expected 4 or 8")
+    if group_size not in GROUP_SIZES:
+        raise ConfigError(f"draft_group_size: got {group_size!r}, expected 32, 64 or 128")
+    if config.quantization:
+        raise ConfigError(f"draft_bits: got {draft_bits}, expected none: the drafter's files are already quantized")
+    for what, columns in (("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size),
+                          ("num_attention_heads x head_dim", config.num_heads * config.head_dim)):
+        if columns % group_size:
+            raise ConfigError(f"draft_group_size: got {group_size}, expected a divisor of {what} ({columns})")
