@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_tokenizer
 
 from tests.golden import run_mlx
+from tests.golden.variants import json_text
 
 WIDTHS = (8, 5, 3)
 MAX_TOKENS = 160
@@ -145,10 +145,7 @@ def main() -> None:
         ],
         "widths": widths,
     }
-    text = json.dumps(record, indent=1)
-    # One line per list of numbers: there are hundreds of them.
-    text = re.sub(r"\[[\d\s,]+\]", lambda match: re.sub(r"\s+", "", match.group()), text)
-    (Path(__file__).parent / "bootstrap.json").write_text(text + "\n")
+    (Path(__file__).parent / "bootstrap.json").write_text(json_text(record))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ specification is listed there by number.
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.golden import run_mlx, run_torch
-from tests.golden.variants import VARIANTS, Variant, random_checkpoint, random_inputs
+from tests.golden.variants import VARIANTS, Variant, json_text, random_checkpoint, random_inputs
 from tests.reference.drafter import ReferenceDrafter
 
 FOLDER = Path(__file__).parent
@@ -104,7 +103,7 @@ def make_case(variant: Variant) -> dict[str, Any]:
     folder = FOLDER / variant.name
     folder.mkdir(exist_ok=True)
     weights, inputs = random_checkpoint(variant), random_inputs(variant)
-    (folder / "config.json").write_text(json.dumps(variant.config, indent=2) + "\n")
+    (folder / "config.json").write_text(json_text(variant.config))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     golden = run_torch.run(folder, variant, inputs)
     reference = run_reference(variant, weights, inputs)
@@ -139,7 +138,7 @@ def main() -> None:
         "where_the_authors_depart_from_the_specification": AUTHORS_DEPART,
         "cases": {variant.name: make_case(variant) for variant in VARIANTS},
     }
-    (FOLDER / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    (FOLDER / "manifest.json").write_text(json_text(manifest))
 
 
 if __name__ == "__main__":

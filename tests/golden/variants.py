@@ -8,6 +8,8 @@ them as ``1 + w`` shows.
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,6 +282,12 @@ VARIANTS = (
         table_rows=77,
     ),
 )
+
+
+def json_text(record: Any) -> str:
+    """JSON with every list of numbers on one line."""
+    text = json.dumps(record, indent=2)
+    return re.sub(r"\[[\d\s,]+\]", lambda match: re.sub(r"\s+", " ", match.group()), text) + "\n"
 
 
 def layer_shapes(config: dict[str, Any], name: str) -> dict[str, tuple[int, ...]]:
