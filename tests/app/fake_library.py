@@ -10,36 +10,15 @@ import sys
 import time
 import types
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dflash2_mlx import errors
 from dflash2_mlx.config import GenerationConfig, SamplingConfig
+from dflash2_mlx.stats import GenerationStats, RoundResult
 
 REPLY = "    return [line.split('=') for line in f]\n\n\ndef write_config(path, options):\n    pass\n" * 4
 BLOCK_SIZE = 4
-
-
-@dataclass
-class GenerationStats:
-    mode: str = "plain"
-    fallback_reason: str | None = None
-    notices: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    rounds: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    acceptance_length: float | None = None
-    acceptance_by_position: list[float | None] = field(default_factory=list)
-    block_size: int | None = None
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    tokens_per_second: float = 0.0
-    peak_memory_bytes: int = 0
-    seed: int | None = None
-    lossless_mode: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +35,7 @@ class GenerationEvent:
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     round: RoundInfo | None = None
-    stats: GenerationStats = field(default_factory=GenerationStats)
+    stats: GenerationStats | None = None
     logprobs: tuple[Any, ...] = ()
     prefilled: int = 0
     prompt_tokens: int = 0
@@ -71,10 +50,7 @@ class GenerationResult:
     logprobs: list[Any] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        hidden = ("notices", "cached_tokens", "lossless_mode")
-        stats = {name: value for name, value in asdict(self.stats).items() if name not in hidden}
-        names = {"model": "fake", "drafter": "fake-drafter"}
-        return {"text": self.text, "token_ids": self.token_ids, "finish_reason": self.finish_reason, **stats, **names}
+        return {"text": self.text, "token_ids": self.token_ids, "mode": self.stats.mode}
 
 
 @dataclass(frozen=True)
@@ -144,40 +120,24 @@ class FakeLibrary:
         )
         text = REPLY[: config.max_tokens]
         yield GenerationEvent(stats=stats, prefilled=1, prompt_tokens=2)
-        begun, place, round_number = time.perf_counter(), 0, 0
+        begun, place, rounds = time.perf_counter(), 0, 0
         while place < len(text):
             time.sleep(self.round_s)
-            accepted = round_number % BLOCK_SIZE if drafts and place else 0
+            accepted = rounds % BLOCK_SIZE if drafts and place else 0
             piece = text[place : place + accepted + 1]
-            place, round_number = place + len(piece), round_number + 1
-            stats = self._counted(stats, drafts, len(piece), accepted, time.perf_counter() - begun)
+            token_ids = tuple(map(ord, piece))
+            stats.add(RoundResult(token_ids, accepted, BLOCK_SIZE if drafts else 1, first=not place))
+            stats.decode_s = time.perf_counter() - begun
+            place, rounds = place + len(piece), rounds + 1
             yield GenerationEvent(
                 text=piece,
-                token_ids=tuple(map(ord, piece)),
+                token_ids=token_ids,
                 finish_reason="length" if place == len(text) else None,
-                round=RoundInfo(accepted, BLOCK_SIZE, accepted + 1, ()) if drafts else None,
+                round=RoundInfo(accepted, BLOCK_SIZE, accepted + 1, ()) if drafts and rounds > 1 else None,
                 stats=stats,
             )
             if self.fault is not None:
                 raise self.fault
-
-    @staticmethod
-    def _counted(
-        stats: GenerationStats, drafts: bool, committed: int, accepted: int, seconds: float
-    ) -> GenerationStats:
-        tokens = stats.generated_tokens + committed
-        stats = replace(stats, generated_tokens=tokens, decode_s=seconds, tokens_per_second=tokens / seconds)
-        if not drafts:
-            return stats
-        rounds = stats.rounds + 1
-        return replace(
-            stats,
-            rounds=rounds,
-            drafted_tokens=3 * rounds,
-            accepted_tokens=stats.accepted_tokens + accepted,
-            acceptance_length=tokens / rounds,
-            acceptance_by_position=[0.75, 0.5, 0.25],
-        )
 
     def compare_runs(
         self, engine: Engine, prompt: Any, config: GenerationConfig, plain: GenerationResult, dflash2: GenerationResult

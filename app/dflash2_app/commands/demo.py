@@ -146,6 +146,8 @@ def _compare_for_json(pair: Pair, out: Output) -> d2.Verdict:
         out.status(f"{TITLES[mode]} runs")
         results[mode] = pair.result(mode)
     verdict = pair.compare(**results)
+    for note in _notes(pair, results, verdict):
+        out.note(note)
     out.json({**{mode: result.to_dict() for mode, result in results.items()}, **verdict.to_dict()})
     return verdict
 
@@ -277,4 +279,4 @@ def _subject(pair: Pair) -> str:
     else:
         drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
     width = pair.config.block_size or engine.block_size
-    return f"{engine.target_name} + {engine.drafter_name} · block size {width} · {drawn}"
+    return f"target {engine.target_name} · drafter {engine.drafter_name} · block size {width} · {drawn}"

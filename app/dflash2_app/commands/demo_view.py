@@ -169,10 +169,15 @@ class Screen:
 
 def figures(stats: d2.GenerationStats) -> str:
     """Say how a run goes, in the room of a pane's border."""
-    parts = [f"{stats.generated_tokens} tokens", f"{stats.tokens_per_second:.1f} tokens/s"]
+    parts = [f"{stats.generated_tokens} tokens", speed(stats)]
     if stats.acceptance_length is not None:
         parts.append(f"acceptance {stats.acceptance_length:.2f}")
     return " · ".join(parts)
+
+
+def speed(stats: d2.GenerationStats) -> str:
+    """Say how fast a run decodes; one token alone has no speed."""
+    return "– tokens/s" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f} tokens/s"
 
 
 @dataclass(frozen=True)
@@ -197,13 +202,13 @@ def verdict_table(outcome: Outcome, *, ascii_only: bool) -> Table:
         table.add_row("verdict", Text.assemble(("identical", "bold green"), equal))
     else:
         table.add_row("verdict", Text.assemble(("different", "bold red"), f"   {outcome.difference}"))
-    fastest = max(plain.tokens_per_second, dflash2.tokens_per_second)
+    fastest = max(plain.tokens_per_second or 0.0, dflash2.tokens_per_second or 0.0)
     for name, stats, style in (("plain", plain, ""), ("DFlash 2", dflash2, "green")):
-        bar = _level_bar(stats.tokens_per_second / fastest if fastest else 0.0, ascii_only)
-        speed = Text.assemble((bar, style), f" {stats.tokens_per_second:.1f} tokens/s")
+        share = (stats.tokens_per_second or 0.0) / fastest if fastest else 0.0
+        line = Text.assemble((_level_bar(share, ascii_only), style), f" {speed(stats)}")
         if stats is dflash2 and verdict.speedup is not None:
-            speed.append(f"   {verdict.speedup:.2f}x", "bold")
-        table.add_row(name, speed)
+            line.append(f"   {verdict.speedup:.2f}x", "bold")
+        table.add_row(name, line)
     if dflash2.acceptance_length is not None:
         tokens = f"   tokens per pass, of up to {dflash2.block_size}"
         table.add_row("acceptance", Text.assemble((f"{dflash2.acceptance_length:.2f}", "bold"), tokens))
@@ -222,7 +227,10 @@ def _level_bar(share: float, ascii_only: bool) -> str:
 
 
 def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Text:
-    """Draw one upright bar per position, its percentage and its number below."""
+    """Draw one upright bar per position, its percentage and its number below.
+
+    A share is that of the rounds that had accepted everything before this position.
+    """
     chart = Text()
     for row in reversed(range(BAR_LINES)):
         for share in shares:
@@ -230,7 +238,7 @@ def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Te
         chart.append("\n")
     for share in shares:
         chart.append(("–" if share is None else f"{share * 100:.0f}").center(4))
-    chart.append(" % accepted\n")
+    chart.append(" % of those reached\n")
     for position in range(1, len(shares) + 1):
         chart.append(f"{position}".center(4), "dim")
     return chart.append(" position", "dim")

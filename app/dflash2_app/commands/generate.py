@@ -119,9 +119,10 @@ def summary(stats: d2.GenerationStats) -> str:
     """Say in one line how a reply went."""
     parts = [
         f"{stats.generated_tokens} tokens in {stats.decode_s:.2f} s",
-        f"{stats.tokens_per_second:.1f} tokens/s",
         f"prompt {stats.prompt_tokens} tokens in {stats.prefill_s:.2f} s",
     ]
+    if stats.tokens_per_second is not None:
+        parts.insert(1, f"{stats.tokens_per_second:.1f} tokens/s")
     if stats.acceptance_length is not None:
         parts.append(f"acceptance length {stats.acceptance_length:.2f} of {stats.block_size}")
     reason = f" ({stats.fallback_reason})" if stats.fallback_reason else ""

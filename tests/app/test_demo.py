@@ -1,0 +1,198 @@
+"""`demo` on the fake library: the two runs, their verdict, and the screen as a terminal receives it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from rich.console import Console
+
+from dflash2_app.commands.demo import Blocks
+from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen, bar_chart
+
+from . import fake_library
+from .conftest import ROOT, Run, environment
+from .fake_library import REPLY, Engine, FakeLibrary, GenerationEvent, RoundInfo
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def test_both_runs_get_the_same_request_but_for_the_mode(run: Run, library: FakeLibrary) -> None:
+    assert run("demo", "x", "--max-tokens", "30", "--stop", "é", "--temperature", "0.5").code == 0
+    warm, measured = library.requests[:2], library.requests[2:]
+    for requests in (warm, measured):
+        assert [config.mode for _, config in requests] == ["plain", "dflash2"]
+        assert {prompt for prompt, _ in requests} == {"x"}
+    assert {config.max_tokens for _, config in warm} == {16}
+    for _, config in measured:
+        assert (config.max_tokens, config.stop, config.sampling.temperature) == (30, ("é",), 0.5)
+        assert (config.sampling.lossless_mode, config.sampling.seed) == ("coupled", 0)
+
+
+def test_sampling_defaults_can_be_changed(run: Run, library: FakeLibrary) -> None:
+    run("demo", "x", "--temperature", "1", "--lossless-mode", "rejection", "--seed", "5")
+    sampling = library.requests[-1][1].sampling
+    assert (sampling.lossless_mode, sampling.seed) == ("rejection", 5)
+
+
+def test_the_default_prompt_suits_the_model(run: Run, library: FakeLibrary) -> None:
+    run("demo")
+    assert str(library.requests[-1][0]).startswith("def ")
+    library.engine.tokenizer.has_chat_template = True
+    run("demo")
+    assert str(library.requests[-1][0]).startswith("Write ")
+    run("demo", "--no-chat-template")
+    assert str(library.requests[-1][0]).startswith("def ")
+    run("demo", "--system", "Be brief.")
+    assert [message["role"] for message in library.requests[-1][0]] == ["system", "user"]
+
+
+def test_lines_without_a_terminal(run: Run, library: FakeLibrary) -> None:
+    library.engine.row_cost_note = "a row costs the same alone or in a block"
+    ran = run("demo", "x", "--max-tokens", "60")
+    assert "\x1b" not in ran.out
+    assert ran.out.count(REPLY[:60]) == 2
+    flat = " ".join(ran.out.split())
+    assert "target fake · drafter fake-drafter · block size 4 · greedy" in flat
+    assert "one run after the other" in flat
+    assert "identical all 60 tokens are equal" in flat
+    assert "1.50x" in flat
+    assert "tokens per pass, of up to 4" in flat
+    assert "a row costs the same alone or in a block: read acceptance, not speed" in flat
+
+
+def test_json_is_one_object_with_both_runs(run: Run, library: FakeLibrary) -> None:
+    library.engine.row_cost_note = "a row costs the same alone or in a block"
+    ran = run("demo", "x", "--max-tokens", "30", "--json")
+    shown = json.loads(ran.out)
+    assert list(shown) == ["plain", "dflash2", "identical", "first_difference", "speedup"]
+    assert [shown[mode]["mode"] for mode in ("plain", "dflash2")] == ["plain", "dflash2"]
+    assert "read acceptance, not speed" in ran.err
+
+
+def test_a_difference_is_shown_and_only_check_fails(run: Run, library: FakeLibrary) -> None:
+    library.differs = True
+    ran = run("demo", "x")
+    assert ran.code == 0
+    assert "different from token 3 on: plain ' ', DFlash 2 '!', logit gap 0.0125" in " ".join(ran.out.split())
+    assert run("demo", "x", "--check").code == 1
+    assert run("demo", "x", "--check", "--json").code == 1
+    library.differs = False
+    assert run("demo", "x", "--check").code == 0
+
+
+def test_a_difference_under_rejection_is_explained(run: Run, library: FakeLibrary) -> None:
+    library.differs = True
+    text = "note rejection keeps the distribution"
+    assert text in " ".join(run("demo", "x", "--temperature", "1", "--lossless-mode", "rejection").out.split())
+    assert text not in " ".join(run("demo", "x").out.split())
+
+
+def test_a_block_is_cut_into_drafts_and_the_targets_own_token() -> None:
+    blocks = Blocks(Engine())
+
+    def cut(text: str, accepted: int, ids: str | None = None) -> list[tuple[str, str]]:
+        token_ids = tuple(map(ord, text if ids is None else ids))
+        event = GenerationEvent(text, token_ids, round=RoundInfo(accepted, 4, accepted + 1, ()))
+        return [part for part in blocks.parts(event, "dflash2") if part[0]]
+
+    assert cut("abcd", 3) == [("abc", "accepted"), ("d", "bonus")]
+    assert cut("e", 0) == [("e", "bonus")]
+    assert cut("fg", 2) == [("fg", "accepted")]  # a block that the token limit cut short
+    assert cut("", 1, "hi") == []  # text that is held back
+    first = GenerationEvent("a", (97,))
+    assert blocks.parts(first, "plain") == [("a", "plain")]
+    assert [part for part in blocks.parts(first, "dflash2") if part[0]] == [("a", "bonus")]
+
+
+# The screen
+
+
+def drawn(console: Console, screen: Screen) -> list[str]:
+    with console.capture() as capture:
+        console.print(screen)
+    return capture.get().splitlines()
+
+
+def lanes() -> list[Lane]:
+    pair = [Lane("plain decoding", "waits", "def f():\n"), Lane("DFlash 2", "waits", "def f():\n")]
+    pair[0].start("reading")
+    for number in range(100):
+        pair[0].land([(f"    x = {number}\n", "plain")], f"{number} tokens")
+    return pair
+
+
+@pytest.mark.parametrize(("width", "height", "panes_per_row"), [(120, 40, 2), (70, 30, 1), (40, 10, 1), (200, 60, 2)])
+def test_panes_fit_every_terminal_and_show_the_newest_lines(width: int, height: int, panes_per_row: int) -> None:
+    lines = drawn(Console(width=width, height=height, force_terminal=False), Screen("subject", lanes()))
+    assert max(map(len, lines)) <= width
+    assert any(line.count("╭") == panes_per_row for line in lines)
+    assert any("x = 99" in line for line in lines)
+    assert not any("x = 0 " in line for line in lines)
+    assert len(lines) <= max(height, 2 + LEAST_PANE * 2)
+
+
+def test_model_text_cannot_reach_the_terminal() -> None:
+    lane = Lane("plain", "waits")
+    lane.land([("\x1b]0;title\x07[red]x[/red]\r\tend", "plain")], "")
+    text = lane.tail(Console(width=80), 80, 5)[0].plain
+    assert "\x1b" not in text and "\r" not in text and "\x07" not in text
+    assert "[red]x[/red]" in text
+
+
+def test_bars_grow_with_their_share() -> None:
+    lines = bar_chart([1.0, 0.5, 0.0, None]).plain.splitlines()
+    assert lines[0].split() == ["██"]
+    assert lines[2].split() == ["██", "██"]
+    assert lines[3].startswith("100  50  0   –")
+    assert "#" in bar_chart([1.0], ascii_only=True).plain
+    assert "█" not in bar_chart([1.0], ascii_only=True).plain
+
+
+def in_a_terminal(columns: int, rows: int, *arguments: str, **extra: str) -> str:
+    """Run the command on a pseudo-terminal and return all that it wrote."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    env = {**environment(), "TERM": "xterm-256color", **extra}
+    env.pop("COLUMNS", None)
+    command = [sys.executable, fake_library.__file__, *arguments]
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env, cwd=ROOT)
+    os.close(follower)
+    written, deadline = b"", time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # the other end is closed: the command is done
+            break
+        if not chunk:
+            break
+        written += chunk
+    os.close(leader)
+    assert process.wait(timeout=10) == 0
+    return written.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(120, 40), (70, 30)])
+def test_the_demo_is_live_in_a_terminal(columns: int, rows: int) -> None:
+    written = in_a_terminal(columns, rows, "demo", "x", "--max-tokens", "40")
+    plain = ESCAPES.sub("", written)
+    assert plain.count("plain decoding") > 3, "the panes are drawn again and again"
+    assert "waits for its turn" in plain
+    assert "identical" in plain
+    assert "48;5;22" in written, "accepted drafts are tinted"
+    assert "48;5;94" in written, "the target's own token has another tint"
+    assert "\x1b[?25h" in written, "the cursor is shown again"
+
+
+def test_no_colour_when_none_is_wanted() -> None:
+    written = in_a_terminal(120, 40, "demo", "x", "--max-tokens", "12", NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|4[0-7]|38;5|48;5)[0-9;]*m", written)
