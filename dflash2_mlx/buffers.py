@@ -16,6 +16,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 GROWTH = 256  # rows added at a time, and spare rows of a sliding buffer between two compactions
+_SMALL = 64  # the same while the buffer is short: masked rows cost as much as real ones
 
 
 class RowBuffers:
@@ -55,16 +56,15 @@ class RowBuffers:
         if self.window is not None:
             drop = max(0, min(floor - (self.window - 1) - self.base, self.capacity))
         needed = upper + rows - self.base - drop
-        spare = GROWTH if self.window is not None else 0
-        capacity = -(-(needed + spare) // GROWTH) * GROWTH
-        self._resize(drop, capacity)
+        # Once rows are dropped, spare room makes the next compaction come GROWTH rows later.
+        self._resize(drop, _rounded(needed + (GROWTH if drop else 0)))
 
     def trim(self, floor: int, upper: int) -> None:
         """Give back the room a long prefill chunk needed; sliding buffers only."""
         if self.window is None or self.capacity == 0:
             return
         drop = max(0, min(floor - (self.window - 1) - self.base, self.capacity))
-        capacity = -(-(upper - self.base - drop + GROWTH) // GROWTH) * GROWTH
+        capacity = _rounded(upper - self.base - drop + _SMALL)
         if capacity < self.capacity:
             self._resize(drop, capacity)
 
@@ -117,6 +117,11 @@ class RowBuffers:
 
     def arrays(self) -> list[mx.array]:
         return [rows for rows in (*self.keys, *self.values) if rows is not None]
+
+
+def _rounded(rows: int) -> int:
+    step = _SMALL if rows <= 1024 else GROWTH
+    return -(-rows // step) * step
 
 
 def _put_rows(buffer: mx.array, rows: mx.array, at: mx.array) -> mx.array:

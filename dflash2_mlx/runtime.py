@@ -16,6 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+import mlx.core as mx
+
 T = TypeVar("T")
 _IDLE_S = 0.05  # how soon a job that waits for its reader is looked at again
 
@@ -83,6 +85,8 @@ class Owner:
                     break
             if not worked and self._jobs:
                 threading.Event().wait(_IDLE_S)
+        self._jobs.clear()
+        mx.clear_streams()  # MLX aborts the process if a stream outlives the thread that made it
 
     def _take_calls(self) -> None:
         """Run what was asked for; with no job to step, wait for the next call."""

@@ -239,6 +239,7 @@ def load_drafter_weights(
             ),
         )
     mx.eval(model.parameters())
+    model.compile_for_inference()
     return model
 
 

@@ -22,13 +22,13 @@ LIBRARY = [
     "errors",
     "config",
     "rng",
-    "sampling",
-    "acceptance",
-    "buffers",
     "kernels._source",
     "kernels._dispatch",
     "kernels.*",
     "kernels",
+    "sampling",
+    "acceptance",
+    "buffers",
     "drafter.conv",
     "drafter.attention",
     "drafter.decoder",
@@ -38,9 +38,10 @@ LIBRARY = [
     "drafter",
     "weights",
     "constraints",
-    "targets.base",
-    "targets.caches",
     "targets.gated_delta",
+    "targets.caches",
+    "targets.base",
+    "targets.adapter",
     "targets.dense",
     "targets.qwen3_5",
     "targets.muse_glimmer",
@@ -50,6 +51,7 @@ LIBRARY = [
     "stats",
     "costs",
     "widths",
+    "verify",
     "session",
     "runtime",
     "text",
@@ -79,7 +81,7 @@ APPLICATION = [
 # Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
 OPEN_LAYERS = {"training.*", "analysis.*", "models.*", "web.*", "commands.*"}
 
-LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy"}
+LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2"}  # jinja2: what chat templates raise
 APPLICATION_NEEDS = {"dflash2_mlx", "huggingface_hub", "rich", "starlette", "typer", "uvicorn"}
 # What an application may import of the library: its public names and the two public sub-packages.
 PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis"}

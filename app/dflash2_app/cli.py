@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; the entry point of the installed command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     use_lossy_encoding()
+    # Its warnings (a prompt longer than the context) repeat, at length, what our errors say in one line.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         code = app(arguments, prog_name=NAME, standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -51,8 +51,8 @@ class DynamicConv(nn.Module):
 class NoConv(nn.Module):
     """DFlash v1: no convolution around the sublayer."""
 
-    def prepare(self, x: mx.array) -> tuple[mx.array, None]:
-        return x, None
+    def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        return x, mx.zeros((), dtype=x.dtype)
 
-    def finish(self, y: mx.array, delta: None) -> mx.array:
+    def finish(self, y: mx.array, delta: mx.array) -> mx.array:
         return y

@@ -63,6 +63,7 @@ class DraftModel(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         if config.selector_rank is not None:
             self.candidate_selector = CandidateSelector(config.vocab_size, config.selector_rank, hidden)
+        self.score, self.features = self._score_candidates, self._context_features
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -83,11 +84,13 @@ class DraftModel(nn.Module):
         """
         rows = taps.shape[1]
         context.reserve(rows)
-        features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
-        for number, layer in enumerate(self.layers):
-            keys, values = layer.self_attn.keys_values(features, context.length)
+        for number, (keys, values) in enumerate(self.features(taps, context.length)):
             context.buffers.write(number, keys, values, context.length)
         context.advance(rows, keep)
+
+    def _context_features(self, taps: mx.array, start: mx.array) -> list[tuple[mx.array, mx.array]]:
+        features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
+        return [layer.self_attn.keys_values(features, start) for layer in self.layers]
 
     def hidden(self, block: mx.array, context: DrafterContext) -> mx.array:
         """The block pass.
@@ -147,11 +150,23 @@ class DraftModel(nn.Module):
         embeddings = self.block_embeddings(anchor, width, lender)
         hidden = self.hidden(embeddings.astype(self.dtype), context)[:, 1:]
         raw = lender.head(hidden.astype(embeddings.dtype))
+        candidates, unary, *edges = self.score(hidden, raw, anchor)
+        drawn = None if noise is None else noise(candidates)
+        walk = select_walk(
+            candidates, unary, edges[0] if edges else None, temperature=temperature, noise=drawn
+        )
+        return Proposal(walk.tokens, candidates, unary, walk.q)
+
+    def _score_candidates(self, hidden: mx.array, raw: mx.array, anchor: mx.array) -> tuple[mx.array, ...]:
+        """Candidates, their logits and, with a selector, the edges between neighbours."""
         candidates, values = top_candidates(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
         unary = self.scale_logits(values)
-        edges = None
-        if self.config.selector_rank is not None:
-            edges = self.candidate_selector.edges(hidden, anchor, candidates)
-        drawn = None if noise is None else noise(candidates)
-        walk = select_walk(candidates, unary, edges, temperature=temperature, noise=drawn)
-        return Proposal(walk.tokens, candidates, unary, walk.q)
+        if self.config.selector_rank is None:
+            return candidates, unary
+        return candidates, unary, self.candidate_selector.edges(hidden, anchor, candidates)
+
+    def compile_for_inference(self) -> None:
+        """Compile for inference: the weights become constants of the graphs (no training after this)."""
+        for layer in self.layers:
+            layer.compile_for_inference()
+        self.score, self.features = mx.compile(self._score_candidates), mx.compile(self._context_features)

@@ -51,7 +51,17 @@ def select_walk(
                                  None for DFlash v1, which has no selector
         noise:      [B, N, K]    float32 standard Gumbel; given exactly when temperature > 0
     """
-    scores = unary[:, :, None] if edges is None else unary[:, :, None] + edges
+    if edges is None:  # every predecessor scores alike
+        edges = mx.zeros((*candidates.shape, 1), dtype=mx.float32).swapaxes(-1, -2)
+    tokens, *q = _walk(candidates, unary, edges, temperature, noise)
+    return Walk(tokens, q[0] if q else None)
+
+
+@mx.compile
+def _walk(
+    candidates: mx.array, unary: mx.array, edges: mx.array, temperature: float, noise: mx.array | None
+) -> tuple[mx.array, ...]:
+    scores = unary[:, :, None] + edges  # [B, N, A, K]; A = 1 where predecessors do not matter
     if noise is None:
         best = mx.argmax(scores, axis=-1)
     else:
@@ -63,12 +73,12 @@ def select_walk(
     previous = mx.zeros_like(best[:, 0, :1])  # [B, 1], index of the predecessor among its candidates
     picks, visited = [], []
     for position in range(length):
-        row = previous if edges is not None else mx.zeros_like(previous)
+        row = previous if best.shape[2] > 1 else mx.zeros_like(previous)
         visited.append(row)
         previous = mx.take_along_axis(best[:, position], row, axis=-1)
         picks.append(previous)
     tokens = mx.take_along_axis(candidates, mx.stack(picks, axis=1), axis=-1)[..., 0]
     if noise is None:
-        return Walk(tokens, None)
+        return (tokens,)
     rows = mx.stack(visited, axis=1)[..., None]  # [B, N, 1, 1]
-    return Walk(tokens, mx.softmax(mx.take_along_axis(scores, rows, axis=2)[:, :, 0], axis=-1))
+    return tokens, mx.softmax(mx.take_along_axis(scores, rows, axis=2)[:, :, 0], axis=-1)

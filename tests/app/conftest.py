@@ -46,6 +46,8 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("HF_HOME", str(folder / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # In this process the variable may have been read already, by whichever test came first.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("DFLASH2_DEBUG", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -54,9 +56,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
-    """Put a library without models in place of the real one."""
+    """Take the models out of the library."""
     fake = FakeLibrary()
-    monkeypatch.setitem(sys.modules, "dflash2_mlx", install(fake))
+    install(fake, monkeypatch.setattr)
     return fake
 
 

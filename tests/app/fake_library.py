@@ -1,4 +1,4 @@
-"""A stand-in for `dflash2_mlx` that decodes without models, and remembers what it was asked.
+"""The real library with models taken out: it decodes a fixed text, and remembers what it was asked.
 
 Its target always continues with `REPLY`; a token is one character. Its drafter proposes three tokens, of
 which 0, 1, 2, 3, 0, … are accepted.
@@ -8,63 +8,21 @@ from __future__ import annotations
 
 import sys
 import time
-import types
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from dflash2_mlx import errors
-from dflash2_mlx.config import GenerationConfig, SamplingConfig
-from dflash2_mlx.stats import GenerationStats, RoundResult
+import dflash2_mlx as d2
+from dflash2_mlx.stats import RoundResult
 
 REPLY = "    return [line.split('=') for line in f]\n\n\ndef write_config(path, options):\n    pass\n" * 4
 BLOCK_SIZE = 4
-
-
-@dataclass(frozen=True)
-class RoundInfo:
-    num_accepted: int
-    width: int
-    committed: int
-    proposal: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GenerationEvent:
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None
-    round: RoundInfo | None = None
-    stats: GenerationStats | None = None
-    logprobs: tuple[Any, ...] = ()
-    prefilled: int = 0
-    prompt_tokens: int = 0
+REPLACED = ("load", "generate", "stream_generate", "compare_runs")
 
 
 @dataclass
-class GenerationResult:
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stats: GenerationStats
-    logprobs: list[Any] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"text": self.text, "token_ids": self.token_ids, "mode": self.stats.mode}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    identical: bool
-    first_difference: dict[str, Any] | None
-    speedup: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 class Tokenizer:
-    has_chat_template = False
+    has_chat_template: bool = False
 
     def decode(self, token_ids: list[int]) -> str:
         return "".join(map(chr, token_ids))
@@ -86,9 +44,9 @@ class FakeLibrary:
     def __init__(self) -> None:
         self.engine = Engine()
         self.loads: list[dict[str, Any]] = []
-        self.requests: list[tuple[Any, GenerationConfig]] = []
-        self.fault: BaseException | None = None  # raised in the middle of a reply
+        self.requests: list[tuple[Any, d2.GenerationConfig]] = []
         self.load_fault: BaseException | None = None
+        self.fault: BaseException | None = None  # raised in the middle of a reply
         self.notices: list[str] = []
         self.round_s = 0.0
         self.differs = False
@@ -101,25 +59,22 @@ class FakeLibrary:
             self.engine.drafter = self.engine.drafter_name = self.engine.block_size = None
         return self.engine
 
-    def generate(self, engine: Engine, prompt: Any, config: GenerationConfig) -> GenerationResult:
-        events = list(self.stream_generate(engine, prompt, config))
-        text = "".join(event.text for event in events)
-        ids = [token for event in events for token in event.token_ids]
-        return GenerationResult(text, ids, events[-1].finish_reason or "length", events[-1].stats)
+    def generate(self, engine: Engine, prompt: Any, config: d2.GenerationConfig) -> d2.GenerationResult:
+        return d2.collect(engine, self.stream_generate(engine, prompt, config))
 
-    def stream_generate(self, engine: Engine, prompt: Any, config: GenerationConfig) -> Iterator[GenerationEvent]:
+    def stream_generate(self, engine: Engine, prompt: Any, config: d2.GenerationConfig) -> Iterator[d2.GenerationEvent]:
         self.requests.append((prompt, config))
         drafts = config.mode != "plain" and engine.drafter is not None
-        stats = GenerationStats(
+        stats = d2.GenerationStats(
             mode="dflash2" if drafts else "plain",
+            block_size=engine.block_size if drafts else None,
             fallback_reason="no drafter given" if config.mode == "auto" and not drafts else None,
             notices=list(self.notices),
-            prompt_tokens=len(str(prompt)),
-            block_size=engine.block_size if drafts else None,
+            prompt_tokens=2,
             seed=config.sampling.seed,
         )
         text = REPLY[: config.max_tokens]
-        yield GenerationEvent(stats=stats, prefilled=1, prompt_tokens=2)
+        yield d2.GenerationEvent("", (), stats, prefilled=1, prompt_tokens=2)
         begun, place, rounds = time.perf_counter(), 0, 0
         while place < len(text):
             time.sleep(self.round_s)
@@ -129,42 +84,37 @@ class FakeLibrary:
             stats.add(RoundResult(token_ids, accepted, BLOCK_SIZE if drafts else 1, first=not place))
             stats.decode_s = time.perf_counter() - begun
             place, rounds = place + len(piece), rounds + 1
-            yield GenerationEvent(
-                text=piece,
-                token_ids=token_ids,
-                finish_reason="length" if place == len(text) else None,
-                round=RoundInfo(accepted, BLOCK_SIZE, accepted + 1, ()) if drafts and rounds > 1 else None,
-                stats=stats,
-            )
+            info = d2.RoundInfo(accepted, BLOCK_SIZE, len(piece), ()) if drafts and rounds > 1 else None
+            reason = "length" if place == len(text) else None
+            logprobs = tuple(d2.TokenLogprob(token, -0.5, ((token, -0.5), (63, -1.25))) for token in token_ids)
+            yield d2.GenerationEvent(piece, token_ids, stats, reason, info, logprobs, prefilled=2, prompt_tokens=2)
             if self.fault is not None:
                 raise self.fault
 
     def compare_runs(
-        self, engine: Engine, prompt: Any, config: GenerationConfig, plain: GenerationResult, dflash2: GenerationResult
-    ) -> Verdict:
+        self,
+        engine: Engine,
+        prompt: Any,
+        config: d2.GenerationConfig,
+        plain: d2.GenerationResult,
+        dflash2: d2.GenerationResult,
+    ) -> d2.Verdict:
         if self.differs:
             difference = {"index": 3, "plain_token": 32, "dflash2_token": 33, "logit_gap": 0.0125}
-            return Verdict(False, difference, 1.5)
-        return Verdict(plain.token_ids == dflash2.token_ids, None, 1.5)
+            return d2.Verdict(False, difference, 1.5)
+        return d2.Verdict(plain.token_ids == dflash2.token_ids, None, 1.5)
 
 
-def install(fake: FakeLibrary) -> types.ModuleType:
-    """Make a module of it, with the real settings and errors."""
-    module = types.ModuleType("dflash2_mlx")
-    for name in ("load", "generate", "stream_generate", "compare_runs"):
-        setattr(module, name, getattr(fake, name))
-    for kind in (GenerationConfig, SamplingConfig, GenerationStats, GenerationResult, Verdict):
-        setattr(module, kind.__name__, kind)
-    for name in vars(errors):
-        if name.endswith("Error"):
-            setattr(module, name, getattr(errors, name))
-    return module
+def install(fake: FakeLibrary, set_attribute: Callable[[object, str, object], None] = setattr) -> None:
+    """Replace the library's functions by those of a fake."""
+    for name in REPLACED:
+        set_attribute(d2, name, getattr(fake, name))
 
 
-if __name__ == "__main__":  # look at the application without the library: python fake_library.py demo
-    fake = FakeLibrary()
-    fake.round_s = 0.02
-    sys.modules["dflash2_mlx"] = install(fake)
+if __name__ == "__main__":  # the command line without models: python tests/app/fake_library.py demo
     from dflash2_app.cli import main
 
+    fake = FakeLibrary()
+    fake.round_s = 0.02
+    install(fake)
     sys.exit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash2_mlx import errors
+import dflash2_mlx as d2
 
 from . import fake_library
 from .conftest import ROOT, Run, environment
@@ -112,9 +112,9 @@ def test_no_prompt_at_a_terminal(run: Run, library: FakeLibrary, monkeypatch: py
 @pytest.mark.parametrize(
     ("fault", "message", "hint"),
     [
-        (errors.PairError("hidden_size: got 256, expected 512"), "hidden_size: got 256, expected 512", "--drafter"),
-        (errors.CheckpointError("model.safetensors: got\n12 bytes"), "model.safetensors: got 12 bytes", "--model"),
-        (errors.ConfigError("rope_theta: got None, expected a value"), "rope_theta: got None, expected a value", ""),
+        (d2.PairError("hidden_size: got 256, expected 512"), "hidden_size: got 256, expected 512", "--drafter"),
+        (d2.CheckpointError("model.safetensors: got\n12 bytes"), "model.safetensors: got 12 bytes", "--model"),
+        (d2.ConfigError("rope_theta: got None, expected a value"), "rope_theta: got None, expected a value", ""),
         (FileNotFoundError(2, "No such file or directory", "/x/y"), "/x/y: no such file or directory", ""),
         (MemoryError(), "not enough memory", "--draft-bits"),
         (ImportError("libmlx.so: cannot open"), "libmlx.so: cannot open", "pip install"),

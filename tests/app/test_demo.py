@@ -16,13 +16,16 @@ import time
 import pytest
 from rich.console import Console
 
+import dflash2_mlx as d2
 from dflash2_app.commands.demo import Blocks
 from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen, bar_chart
 
 from . import fake_library
 from .conftest import ROOT, Run, environment
-from .fake_library import REPLY, Engine, FakeLibrary, GenerationEvent, RoundInfo
+from .fake_library import REPLY, Engine, FakeLibrary
 
+STATS = d2.GenerationStats("dflash2", 4)
+NOTE = "a row costs the same alone or in a block: read acceptance, not speed"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -46,18 +49,18 @@ def test_sampling_defaults_can_be_changed(run: Run, library: FakeLibrary) -> Non
 
 def test_the_default_prompt_suits_the_model(run: Run, library: FakeLibrary) -> None:
     run("demo")
-    assert str(library.requests[-1][0]).startswith("def ")
+    assert str(library.requests[-1][0]).startswith("class ")
     library.engine.tokenizer.has_chat_template = True
     run("demo")
     assert str(library.requests[-1][0]).startswith("Write ")
     run("demo", "--no-chat-template")
-    assert str(library.requests[-1][0]).startswith("def ")
+    assert str(library.requests[-1][0]).startswith("class ")
     run("demo", "--system", "Be brief.")
     assert [message["role"] for message in library.requests[-1][0]] == ["system", "user"]
 
 
 def test_lines_without_a_terminal(run: Run, library: FakeLibrary) -> None:
-    library.engine.row_cost_note = "a row costs the same alone or in a block"
+    library.engine.row_cost_note = NOTE
     ran = run("demo", "x", "--max-tokens", "60")
     assert "\x1b" not in ran.out
     assert ran.out.count(REPLY[:60]) == 2
@@ -67,16 +70,16 @@ def test_lines_without_a_terminal(run: Run, library: FakeLibrary) -> None:
     assert "identical all 60 tokens are equal" in flat
     assert "1.50x" in flat
     assert "tokens per pass, of up to 4" in flat
-    assert "a row costs the same alone or in a block: read acceptance, not speed" in flat
+    assert NOTE in flat
 
 
 def test_json_is_one_object_with_both_runs(run: Run, library: FakeLibrary) -> None:
-    library.engine.row_cost_note = "a row costs the same alone or in a block"
+    library.engine.row_cost_note = NOTE
     ran = run("demo", "x", "--max-tokens", "30", "--json")
     shown = json.loads(ran.out)
     assert list(shown) == ["plain", "dflash2", "identical", "first_difference", "speedup"]
     assert [shown[mode]["mode"] for mode in ("plain", "dflash2")] == ["plain", "dflash2"]
-    assert "read acceptance, not speed" in ran.err
+    assert f"note: {NOTE}" in ran.err
 
 
 def test_a_difference_is_shown_and_only_check_fails(run: Run, library: FakeLibrary) -> None:
@@ -102,14 +105,14 @@ def test_a_block_is_cut_into_drafts_and_the_targets_own_token() -> None:
 
     def cut(text: str, accepted: int, ids: str | None = None) -> list[tuple[str, str]]:
         token_ids = tuple(map(ord, text if ids is None else ids))
-        event = GenerationEvent(text, token_ids, round=RoundInfo(accepted, 4, accepted + 1, ()))
+        event = d2.GenerationEvent(text, token_ids, STATS, round=d2.RoundInfo(accepted, 4, len(token_ids), ()))
         return [part for part in blocks.parts(event, "dflash2") if part[0]]
 
     assert cut("abcd", 3) == [("abc", "accepted"), ("d", "bonus")]
     assert cut("e", 0) == [("e", "bonus")]
     assert cut("fg", 2) == [("fg", "accepted")]  # a block that the token limit cut short
     assert cut("", 1, "hi") == []  # text that is held back
-    first = GenerationEvent("a", (97,))
+    first = d2.GenerationEvent("a", (97,), STATS)
     assert blocks.parts(first, "plain") == [("a", "plain")]
     assert [part for part in blocks.parts(first, "dflash2") if part[0]] == [("a", "bonus")]
 
@@ -189,7 +192,7 @@ def test_the_demo_is_live_in_a_terminal(columns: int, rows: int) -> None:
     assert "waits for its turn" in plain
     assert "identical" in plain
     assert "48;5;22" in written, "accepted drafts are tinted"
-    assert "48;5;94" in written, "the target's own token has another tint"
+    assert "48;5;58" in written, "the target's own token has another tint"
     assert "\x1b[?25h" in written, "the cursor is shown again"
 
 

@@ -134,6 +134,13 @@ def test_json_is_one_object_and_nothing_else(run: Run, library: FakeLibrary) -> 
     assert shown["mode"] == "dflash2"
 
 
+def test_logprobs_are_added_when_asked_for(run: Run, library: FakeLibrary) -> None:
+    assert "logprobs" not in json.loads(run("generate", "x", "--json").out)
+    shown = json.loads(run("generate", "x", "--json", "--logprobs", "2", "--max-tokens", "3").out)
+    alternatives = [{"token": 32, "text": " ", "logprob": -0.5}, {"token": 63, "text": "?", "logprob": -1.25}]
+    assert shown["logprobs"] == [{**alternatives[0], "top": alternatives}] * 3
+
+
 # The prompt
 
 

@@ -32,9 +32,10 @@ MODES = ("plain", "dflash2")
 TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
 WARM_UP_TOKENS = 16
 REFRESHES_PER_SECOND = 12
-DEFAULT_CODE = '''def read_config(path):
-    """Read the configuration file and return its options."""
-    with open(path) as f:
+DEFAULT_CODE = '''class ConfigError(Exception):
+    """Raised when the configuration is invalid."""
+
+    def __init__(self, message, path=None):
 '''
 DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
 
@@ -43,7 +44,7 @@ DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and
 class DemoReplyOptions(ReplyOptions):
     """As for `generate`, but as long as a screen holds."""
 
-    max_tokens: Annotated[int, MaxTokens] = 192
+    max_tokens: Annotated[int, MaxTokens] = 160
 
 
 @dataclass(frozen=True)
@@ -198,17 +199,18 @@ def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:
     from .demo_view import figures
 
     blocks = Blocks(pair.engine)
-    text: list[str] = []
-    token_ids: list[int] = []
-    lane.start("reading the prompt")
-    with closing(pair.events(mode)) as events:
+
+    def watched(events: Iterator[d2.GenerationEvent]) -> Iterator[d2.GenerationEvent]:
         for event in events:
             if event.token_ids or event.text:
                 lane.land(blocks.parts(event, mode), figures(event.stats))
-            text.append(event.text)
-            token_ids += event.token_ids
-    lane.finish(figures(event.stats))
-    return d2.GenerationResult("".join(text), token_ids, event.finish_reason, event.stats)
+            yield event
+
+    lane.start("reading the prompt")
+    with closing(pair.events(mode)) as events:
+        result = d2.collect(pair.engine, watched(events))
+    lane.finish(figures(result.stats))
+    return result
 
 
 class Blocks:
@@ -266,7 +268,7 @@ def _notes(pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verd
     if results["dflash2"].stats.fallback_reason:
         notes.append(f"the second run was not drafted: {results['dflash2'].stats.fallback_reason}")
     if pair.engine.row_cost_note:
-        notes.append(f"{pair.engine.row_cost_note}: read acceptance, not speed")
+        notes.append(pair.engine.row_cost_note)
     if not verdict.identical and not sampling.greedy and not sampling.coupled:
         notes.append("rejection keeps the distribution, not the very text; --lossless-mode coupled keeps both")
     return notes

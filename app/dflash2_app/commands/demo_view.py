@@ -29,8 +29,8 @@ Kind = Literal["prompt", "plain", "accepted", "bonus"]
 STYLES: dict[Kind, str] = {
     "prompt": "dim",
     "plain": "",
-    "accepted": "color(194) on color(22)",
-    "bonus": "bold color(230) on color(94)",
+    "accepted": "bold color(194) on color(22)",
+    "bonus": "color(223) on color(58)",
 }
 NEWEST: dict[Kind, str] = {
     "prompt": "dim",
@@ -39,7 +39,7 @@ NEWEST: dict[Kind, str] = {
     "bonus": "bold color(16) on color(221)",
 }
 SIDE_BY_SIDE = 96  # columns from which two panes of code are readable next to each other
-VERDICT_LINES = 13  # kept free below the panes, so that panes and verdict share one screen
+VERDICT_LINES = 14  # kept free below the panes, so that panes and verdict share one screen
 LEAST_PANE = 5
 BAR_LINES = 3
 SPEED_BAR = 30
@@ -170,7 +170,7 @@ class Screen:
 def figures(stats: d2.GenerationStats) -> str:
     """Say how a run goes, in the room of a pane's border."""
     parts = [f"{stats.generated_tokens} tokens", speed(stats)]
-    if stats.acceptance_length is not None:
+    if stats.mode == "dflash2" and stats.acceptance_length is not None:
         parts.append(f"acceptance {stats.acceptance_length:.2f}")
     return " · ".join(parts)
 
@@ -238,7 +238,7 @@ def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Te
         chart.append("\n")
     for share in shares:
         chart.append(("–" if share is None else f"{share * 100:.0f}").center(4))
-    chart.append(" % of those reached\n")
+    chart.append(" % accepted, of those reached\n")
     for position in range(1, len(shares) + 1):
         chart.append(f"{position}".center(4), "dim")
     return chart.append(" position", "dim")

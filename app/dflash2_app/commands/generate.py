@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -94,8 +94,18 @@ def _print_object(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig
     result = d2.generate(engine, prompt, config)
     for notice in result.stats.notices:
         out.note(notice)
-    out.json(result.to_dict())
+    shown = result.to_dict()
+    if config.logprobs is not None:
+        shown["logprobs"] = [_logprob(engine, item) for item in result.logprobs]
+    out.json(shown)
     return result.stats
+
+
+def _logprob(engine: d2.Engine, item: d2.TokenLogprob) -> dict[str, Any]:
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": token, "text": engine.tokenizer.decode([token]), "logprob": logprob}
+
+    return {**entry(item.token, item.logprob), "top": [entry(*pair) for pair in item.top]}
 
 
 def _print_text(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
@@ -123,7 +133,7 @@ def summary(stats: d2.GenerationStats) -> str:
     ]
     if stats.tokens_per_second is not None:
         parts.insert(1, f"{stats.tokens_per_second:.1f} tokens/s")
-    if stats.acceptance_length is not None:
+    if stats.mode == "dflash2" and stats.acceptance_length is not None:
         parts.append(f"acceptance length {stats.acceptance_length:.2f} of {stats.block_size}")
     reason = f" ({stats.fallback_reason})" if stats.fallback_reason else ""
     return " · ".join([*parts, f"{stats.mode}{reason}"])
