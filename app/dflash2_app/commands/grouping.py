@@ -20,9 +20,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, type] = {}
     spread: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if dataclasses.is_dataclass(parameter.annotation):
-            groups[parameter.name] = parameter.annotation
-            spread += _parameters(parameter.annotation)
+        group = parameter.annotation
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            groups[parameter.name] = group
+            spread += _parameters(group)
         else:
             spread.append(parameter.replace(kind=KEYWORD))
 

@@ -1,0 +1,151 @@
+"""The command line on the real library and the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dflash2_mlx as d2
+
+from .conftest import Run, spawn
+
+MINI = Path(d2.__file__).parent / "data" / "mini"
+PROMPT = "def read_config(path):\n"
+FIELDS = """text token_ids finish_reason prompt_tokens generated_tokens mode fallback_reason rounds drafted_tokens
+accepted_tokens acceptance_length acceptance_by_position block_size prefill_s decode_s tokens_per_second
+peak_memory_bytes model drafter seed""".split()
+
+
+def test_generate_streams_the_text_of_the_json(run: Run) -> None:
+    arguments = ["generate", PROMPT, "--max-tokens", "24"]
+    shown = json.loads(run(*arguments, "--json").out)
+    assert list(shown) == FIELDS
+    assert (shown["mode"], shown["fallback_reason"], shown["finish_reason"]) == ("dflash2", None, "length")
+    assert shown["generated_tokens"] == len(shown["token_ids"]) == 24
+    streamed = run(*arguments)
+    assert streamed.code == 0
+    assert streamed.out.rstrip("\n") == shown["text"].rstrip("\n")
+    assert "note: the target has no chat template" in streamed.err
+
+
+def test_plain_and_drafted_text_are_equal(run: Run) -> None:
+    texts = {run("generate", PROMPT, "--max-tokens", "24", "--no-chat-template", *flags).out for flags in (
+        [], ["--plain"], ["--drafter", "none"], ["--block-size", "3"], ["--draft-bits", "4"],
+        ["--model", MINI / "target", "--drafter", MINI / "drafter"],
+    )}  # fmt: skip
+    assert len(texts) == 1
+
+
+def test_a_target_alone_says_why_it_decodes_plainly(run: Run) -> None:
+    ran = run("generate", PROMPT, "--model", MINI / "target", "--max-tokens", "4", "--json")
+    assert json.loads(ran.out)["fallback_reason"] == "no drafter given"
+    assert "note: no --drafter given" in ran.err
+
+
+def test_logprobs_hold_the_token_and_its_alternatives(run: Run) -> None:
+    shown = json.loads(run("generate", PROMPT, "--max-tokens", "8", "--json", "--logprobs", "3").out)
+    assert list(shown) == [*FIELDS, "logprobs"]
+    assert [item["token"] for item in shown["logprobs"]] == shown["token_ids"]
+    assert all(len(item["top"]) == 3 for item in shown["logprobs"])
+    assert all(item["top"][0]["token"] == item["token"] for item in shown["logprobs"]), "greedy takes the best"
+
+
+def test_a_seed_repeats_a_sampled_text(run: Run) -> None:
+    arguments = ["generate", PROMPT, "--max-tokens", "16", "--temperature", "1", "--seed"]
+    first, again, other = (run(*arguments, seed).out for seed in ("7", "7", "8"))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("flags", [[], ["--temperature", "0.8"]])
+def test_demo_finds_both_texts_identical(run: Run, flags: list[str]) -> None:
+    ran = run("demo", "--max-tokens", "24", "--json", "--check", *flags)
+    shown = json.loads(ran.out)
+    assert ran.code == 0
+    assert list(shown) == ["plain", "dflash2", "identical", "first_difference", "speedup"]
+    assert list(shown["plain"]) == list(shown["dflash2"]) == FIELDS
+    assert shown["identical"] is True and shown["first_difference"] is None
+    assert shown["plain"]["token_ids"] == shown["dflash2"]["token_ids"]
+
+
+def test_a_process_of_its_own() -> None:
+    ran = spawn("generate", "--max-tokens", "8", "--no-stats", stdin=PROMPT)
+    assert ran.code == 0
+    assert ran.out
+    assert all(line.startswith("note: ") for line in ran.err.splitlines())
+
+
+# What can be wrong with models
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A copy of the embedded pair that may be spoilt."""
+    shutil.copytree(MINI, tmp_path / "mini")
+    return tmp_path / "mini"
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def no_safetensors(file: Path) -> None:
+    file.write_bytes(b"<html>404</html>" * 100)
+
+
+@pytest.mark.parametrize("spoil", [cut_short, no_safetensors])
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_spoilt_weights(run: Run, pair: Path, part: str, spoil: object) -> None:
+    assert callable(spoil)
+    spoil(pair / part / "model.safetensors")
+    ran = run("generate", "x", "--model", pair / "target", "--drafter", pair / "drafter")
+    assert ran.code == 1
+    assert "model.safetensors" in ran.error
+    assert "unexpected" not in ran.error
+    assert ran.out == ""
+
+
+def test_a_drafter_for_another_target(run: Run, pair: Path) -> None:
+    config = json.loads((pair / "target" / "config.json").read_text(encoding="utf-8"))
+    config["hidden_size"] = 512
+    (pair / "target" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    ran = run("generate", "x", "--model", pair / "target", "--drafter", pair / "drafter")
+    assert "hidden_size" in ran.error and "256" in ran.error and "512" in ran.error
+    assert "hint: --drafter" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model", "/no/such/folder"], ["/no/such/folder", "expected"]),
+        (["--model", "nobody/nothing"], ["nobody/nothing"]),
+        (["--drafter", "/no/such/folder"], ["/no/such/folder"]),
+        (["--drafter", str(MINI / "target")], ["expected"]),
+        (["--model", str(MINI / "drafter")], ["expected"]),
+        (["--model", str(MINI)], ["config.json"]),
+        (["--block-size", "9"], ["block_size", "9", "2..8"]),
+        (["--logit-bias", "5000=1"], ["logit_bias", "5000"]),
+        (["--chat-template-args", '{"a": 1}'], ["chat_template"]),
+        (["--system", "s"], ["messages"]),
+    ],
+)
+def test_wrong_models_and_settings(run: Run, flags: list[str], words: list[str]) -> None:
+    ran = run("generate", "x", *flags)
+    assert all(word in ran.error for word in words), ran.error
+    assert "unexpected" not in ran.error
+    assert ran.code == 1
+    assert ran.out == ""
+
+
+def test_a_prompt_longer_than_the_context(run: Run) -> None:
+    ran = run("generate", stdin="x = 1\n" * 2000)
+    assert "prompt" in ran.error and "2048" in ran.error
+
+
+def test_an_error_in_a_process_of_its_own_has_no_traceback() -> None:
+    ran = spawn("generate", "x", "--model", "/no/such/folder")
+    assert ran.code == 1
+    assert ran.out == ""
+    assert [line.split(":")[0] for line in ran.err.splitlines()] == ["note", "error", "hint"]
