@@ -180,7 +180,7 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
     from .demo_view import Lane, Screen
 
     console = Console()
-    shown = pair.prompt if isinstance(pair.prompt, str) and not _chats(pair.engine, pair.config) else ""
+    shown = _shown(pair)
     lanes = {mode: Lane(TITLES[mode], "waits for its turn", shown) for mode in MODES}
     screen = Screen(_subject(pair), list(lanes.values()))
     out.end_status()
@@ -190,6 +190,14 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
     verdict = pair.compare(**results)
     _print_verdict(console, pair, results, verdict)
     return verdict
+
+
+def _shown(pair: Pair) -> str:
+    """What stands in a pane before the reply: the code that it continues, or the question that it answers."""
+    if isinstance(pair.prompt, str):
+        return f"{pair.prompt}\n\n" if _chats(pair.engine, pair.config) else pair.prompt
+    content = pair.prompt[-1]["content"]
+    return f"{content}\n\n" if isinstance(content, str) else ""
 
 
 def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:

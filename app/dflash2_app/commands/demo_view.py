@@ -213,9 +213,10 @@ def verdict_table(outcome: Outcome, *, ascii_only: bool) -> Table:
         tokens = f"   tokens per pass, of up to {dflash2.block_size}"
         table.add_row("acceptance", Text.assemble((f"{dflash2.acceptance_length:.2f}", "bold"), tokens))
     if any(share is not None for share in dflash2.acceptance_by_position):
-        table.add_row("by position", bar_chart(dflash2.acceptance_by_position, ascii_only=ascii_only))
+        label = Text("by position" + "\n" * BAR_LINES + "% accepted\nposition", style="bold")
+        table.add_row(label, bar_chart(dflash2.acceptance_by_position, ascii_only=ascii_only))
     for note in outcome.notes:
-        table.add_row("note", note)
+        table.add_row("note", Text(note))  # as Text: a plain string would be read as markup
     return table
 
 
@@ -227,21 +228,21 @@ def _level_bar(share: float, ascii_only: bool) -> str:
 
 
 def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Text:
-    """Draw one upright bar per position, its percentage and its number below.
+    """Draw one upright bar per position, its percentage and its number below: BAR_LINES + 2 lines.
 
     A share is that of the rounds that had accepted everything before this position.
     """
-    chart = Text()
+    chart = Text(no_wrap=True, overflow="crop")
     for row in reversed(range(BAR_LINES)):
         for share in shares:
             chart.append(_cell(share or 0.0, row, ascii_only).center(4), "green")
         chart.append("\n")
     for share in shares:
         chart.append(("–" if share is None else f"{share * 100:.0f}").center(4))
-    chart.append(" % accepted, of those reached\n")
+    chart.append(" of those reached\n", "dim")
     for position in range(1, len(shares) + 1):
         chart.append(f"{position}".center(4), "dim")
-    return chart.append(" position", "dim")
+    return chart
 
 
 def _cell(share: float, row: int, ascii_only: bool) -> str:

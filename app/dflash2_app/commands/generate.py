@@ -129,7 +129,7 @@ def summary(stats: d2.GenerationStats) -> str:
     """Say in one line how a reply went."""
     parts = [
         f"{stats.generated_tokens} tokens in {stats.decode_s:.2f} s",
-        f"prompt {stats.prompt_tokens} tokens in {stats.prefill_s:.2f} s",
+        f"prompt {stats.prompt_tokens} in {stats.prefill_s:.2f} s",
     ]
     if stats.tokens_per_second is not None:
         parts.insert(1, f"{stats.tokens_per_second:.1f} tokens/s")
