@@ -26,7 +26,8 @@ def help_text() -> str:
     for arguments in ([], *([name] for name in COMMANDS)):
         result = CliRunner(env={"COLUMNS": "220", "NO_COLOR": "1"}).invoke(app, [*arguments, "--help"], prog_name=NAME)
         assert result.exit_code == 0
-        lines = (re.sub(r"\s+", " ", re.sub("[╭╮╰╯│─]", " ", line)).strip() for line in result.stdout.splitlines())
+        bare = re.sub("[╭╮╰╯│─]|<bool>", " ", result.stdout)  # some versions of Typer name the type of a flag
+        lines = (" ".join(line.split()) for line in bare.splitlines())
         pages.append("\n".join([f"$ {' '.join([NAME, *arguments])} --help", *filter(None, lines)]))
     return "\n\n".join(pages) + "\n"
 
