@@ -137,7 +137,7 @@ class _DrafterConfigReader:
         window = self._window(layer_types)
         hidden = self._need_int("hidden_size")
         vocab = self._need_int("vocab_size")
-        stated_layers = self.raw.get("num_target_layers")
+        stated_layers = self._drafter("num_target_layers")
         if stated_layers is not None:
             stated_layers = _integer("num_target_layers", stated_layers, 1)
         top_k = self._drafter_int("selector_top_k", required=version == 2, default=16)
@@ -263,26 +263,30 @@ class _DrafterConfigReader:
         return (flag,) * len(layer_types)
 
     def _rope_theta(self) -> float:
-        parameters = self.raw.get("rope_parameters") or {}
-        if not isinstance(parameters, Mapping):
-            raise _fail("rope_parameters", parameters, "a JSON object")
-        for name, group in (
-            ("rope_parameters", parameters),
-            ("rope_scaling", self.raw.get("rope_scaling") or {}),
-        ):
-            kind = group.get("rope_type", group.get("type", "default"))
-            if kind != "default":
-                raise _fail(f"{name}.rope_type", kind, "'default'")
-            for key in group:
-                if key not in ("rope_type", "type", "rope_theta"):
-                    raise _fail(f"{name}.{key}", group[key], "no such key: only default RoPE is supported")
-        nested, flat = parameters.get("rope_theta"), self.raw.get("rope_theta")
-        if nested is not None and flat is not None and float(nested) != float(flat):
+        parameters = self._rope_group("rope_parameters", ("rope_type", "type", "rope_theta"))
+        self._rope_group("rope_scaling", ("rope_type", "type"))
+        nested, flat = (
+            None if value is None else _number("rope_theta", value, above=0.0)
+            for value in (parameters.get("rope_theta"), self.raw.get("rope_theta"))
+        )
+        if nested is not None and flat is not None and nested != flat:
             raise _fail("rope_theta", flat, f"the same value as rope_parameters.rope_theta ({nested})")
         theta = flat if nested is None else nested
         if theta is None:
             raise _fail("rope_theta", None, "a value in rope_parameters or at top level")
-        return _number("rope_theta", theta, above=0.0)
+        return theta
+
+    def _rope_group(self, name: str, known: tuple[str, ...]) -> Mapping[str, Any]:
+        group = self.raw.get(name) or {}
+        if not isinstance(group, Mapping):
+            raise _fail(name, group, "a JSON object")
+        kind = group.get("rope_type", group.get("type", "default"))
+        if kind != "default":
+            raise _fail(f"{name}.rope_type", kind, "'default'")
+        for key in group:
+            if key not in known:
+                raise _fail(f"{name}.{key}", group[key], "no such key: only default RoPE is supported")
+        return group
 
     def _taps(self, version: int, layers: int, stated: int | None) -> tuple[int, ...]:
         taps = self._drafter("target_layer_ids")
@@ -370,6 +374,8 @@ class SamplingConfig:
             _integer("seed", self.seed, 0, 2**64 - 1)
         if self.lossless_mode not in (None, "rejection", "coupled"):
             raise _fail("lossless_mode", self.lossless_mode, "'rejection' or 'coupled'")
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise _fail("logit_bias", self.logit_bias, "a mapping from token id to bias")
         for token, bias in (self.logit_bias or {}).items():
             _integer("logit_bias", token, 0)
             _number("logit_bias", bias)
@@ -414,8 +420,10 @@ class GenerationConfig:
         _integer("max_tokens", self.max_tokens, 1)
         if not isinstance(self.sampling, SamplingConfig):
             raise _fail("sampling", self.sampling, "a SamplingConfig")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if not isinstance(self.stop, (tuple, list)) or not all(isinstance(s, str) and s for s in self.stop):
             raise _fail("stop", self.stop, "a tuple of non-empty strings")
+        if not isinstance(self.stop_token_ids, (tuple, list, set, frozenset, type(None))):
+            raise _fail("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
         for token in self.stop_token_ids or ():
             _integer("stop_token_ids", token, 0)
         if self.block_size is not None:
@@ -424,4 +432,8 @@ class GenerationConfig:
             raise _fail("mode", self.mode, "'auto', 'plain' or 'dflash2'")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, 20)
+        if not isinstance(self.chat_template, bool):
+            raise _fail("chat_template", self.chat_template, "true or false")
+        if self.chat_template_kwargs is not None and not isinstance(self.chat_template_kwargs, Mapping):
+            raise _fail("chat_template_kwargs", self.chat_template_kwargs, "a mapping")
         _integer("prefill_chunk", self.prefill_chunk, 1)
