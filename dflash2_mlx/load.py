@@ -221,10 +221,11 @@ def _load_target(folder: Path, target_dtype: str) -> Any:
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         line = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint") from None
-    if target_dtype == "float32":
-        model = dequantize_model(model)
     if target_dtype == "float32" or (target_dtype == "auto" and _on_cpu()):
-        model.set_dtype(mx.float32)  # scales and biases too: 4-bit weights then run with float32 activations
+        # Scales and biases too: 4-bit weights then run with float32 activations, and dequantize without rounding.
+        model.set_dtype(mx.float32)
+        if target_dtype == "float32":
+            model = dequantize_model(model)
     elif target_dtype == "bfloat16":
         _cast_model(model, mx.bfloat16)
     mx.eval(model.parameters())
