@@ -1,0 +1,26 @@
+"""What all tests share: no Hub, no home folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Set before any test module imports huggingface_hub, which reads it once.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home folder without caches, settings or tokens, for the whole run."""
+    folder = tmp_path_factory.mktemp("home")
+    before = {name: os.environ.get(name) for name in ("HOME", "HF_HOME")}
+    os.environ["HOME"] = str(folder)
+    os.environ["HF_HOME"] = str(folder / "hf")
+    yield folder
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
