@@ -142,6 +142,8 @@ class _DrafterConfigReader:
             stated_layers = _integer("num_target_layers", stated_layers, 1)
         top_k = self._drafter_int("selector_top_k", required=version == 2, default=16)
         quantization = self.raw.get("quantization") or self.raw.get("quantization_config")
+        if quantization is not None and not isinstance(quantization, Mapping):
+            raise _fail("quantization", quantization, "a JSON object")
         config = DrafterConfig(
             version=version,
             hidden_size=hidden,

@@ -10,10 +10,12 @@ Reference: DFlash 2 specification 2.3 and 2.5; the safetensors format.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,6 +31,8 @@ _QUANTIZED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 _CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 _RENAMED = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}  # Meta's Muse assistant files
 _QUANT_SUFFIXES = (".scales", ".biases")
+_FLOATS = ("BF16", "F16", "F32")
+_BYTES = {"U8": 1, "I8": 1, "BOOL": 1, "BF16": 2, "F16": 2, "F32": 4, "U32": 4, "I32": 4, "I64": 8, "F64": 8}
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,28 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if length > size:
                 raise ValueError("header longer than the file")
             header = json.loads(file.read(length))
-        entries = {name: info for name, info in header.items() if name != "__metadata__"}
-        infos = {name: TensorInfo(path, info["dtype"], tuple(info["shape"])) for name, info in entries.items()}
-        end = max((info["data_offsets"][1] for info in entries.values()), default=0)
-    except (struct.error, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        infos, end = {}, 0
+        for name, entry in header.items():
+            if name != "__metadata__":
+                infos[name], stop = _read_entry(path, entry)
+                end = max(end, stop)
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: got a damaged file ({error}), expected a safetensors file") from None
     if size != 8 + length + end:
         raise CheckpointError(f"{path}: got {size} bytes, expected {8 + length + end}: the file is cut short or damaged")
     return infos
+
+
+def _read_entry(path: Path, entry: dict[str, Any]) -> tuple[TensorInfo, int]:
+    """One header entry and where its data ends."""
+    info = TensorInfo(path, entry["dtype"], tuple(entry["shape"]))
+    start, stop = entry["data_offsets"]
+    if not isinstance(info.dtype, str) or not all(isinstance(n, int) and n >= 0 for n in (*info.shape, start, stop)):
+        raise ValueError("a header entry that makes no sense")
+    width = _BYTES.get(info.dtype)
+    if width is not None and stop - start != width * math.prod(info.shape):
+        raise ValueError("a header entry whose data does not fill its shape")
+    return info, stop
 
 
 def read_headers(folder: Path) -> dict[str, TensorInfo]:
@@ -73,17 +91,24 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            named = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            named = {str(file) for file in json.loads(index.read_text())["weight_map"].values()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index}: got an unreadable index ({error}), expected weight_map") from None
         missing = sorted(named - {file.name for file in files})
         if missing:
-            raise CheckpointError(f"{folder}: missing weight files: got none of {', '.join(missing)}")
+            raise CheckpointError(
+                f"{folder}: missing weight files: got none of {', '.join(missing)}, expected every file of the index"
+            )
     if not files:
         raise CheckpointError(f"{folder}: got no model*.safetensors, expected the checkpoint's weights")
     infos: dict[str, TensorInfo] = {}
     for file in files:
-        infos.update(read_header(file))
+        for name, info in read_header(file).items():
+            if name in infos:
+                raise CheckpointError(
+                    f"{folder}: got tensor {name!r} twice ({infos[name].file.name}, {file.name}), expected once"
+                )
+            infos[name] = info
     return infos
 
 
@@ -148,11 +173,12 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
         infos[ours] = info
     expected = expected_shapes(config)
     quantized = {_weight_of(name) for name in infos if name.endswith(".scales")}
+    quantized = {name for name in quantized if len(expected.get(name, ())) == 2}
     missing = sorted(set(expected) - set(infos))
     companions = {_module_of(name) + suffix for name in quantized for suffix in _QUANT_SUFFIXES}
     unknown = sorted(set(infos) - set(expected) - companions)
     if missing:
-        raise CheckpointError(f"{folder}: missing tensors: got {len(infos)} tensors without {_some(missing)}")
+        raise CheckpointError(f"{folder}: missing tensors: got {len(infos)} without {_some(missing)}, expected all {len(expected)}")
     if unknown:
         raise CheckpointError(f"{folder}: unknown tensors: got {_some(unknown)}, expected none beyond the drafter's own")
     for name, shape in expected.items():
@@ -161,6 +187,8 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
             _check_quantized(folder, name, shape, infos, config)
         elif got != shape:
             raise CheckpointError(f"{folder}: tensor {name}: got shape {list(got)}, expected {list(shape)}")
+        elif infos[name].dtype not in _FLOATS:
+            raise CheckpointError(f"{folder}: tensor {name}: got {infos[name].dtype}, expected one of {', '.join(_FLOATS)}")
     return infos
 
 
