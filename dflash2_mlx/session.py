@@ -135,13 +135,12 @@ class Session:
                 break
             common += 1
         common = min(common, len(prompt) - 1)  # the last token must be fed to get logits
-        if common < self.position:
-            if common and self._can_truncate(common):
-                self.state.truncate(common)
-                self._truncate_context(common)
-            else:
-                self.reset()
-                common = 0
+        if common == 0 or not self._can_keep(common, len(prompt)):
+            self.reset()
+            common = 0
+        elif common < self.position:
+            self.state.truncate(common)
+            self._truncate_context(common)
         self.position = common
         return common
 
@@ -150,8 +149,9 @@ class Session:
         self.state = self.target.new_state(1)
         self.tokens, self.position = [], 0
 
-    def _can_truncate(self, position: int) -> bool:
-        return self.state.can_truncate(position)
+    def _can_keep(self, position: int, prompt_length: int) -> bool:
+        """Whether the first `position` rows can serve a prompt of that length."""
+        return position == self.position or self.state.can_truncate(position)
 
     def _prefill_chunk(self, request: Request) -> None:
         start = self.position
@@ -318,13 +318,20 @@ class DFlash2Session(Session):
         super().reset()
         self.context = self.drafter.new_context(1)
 
-    def _can_truncate(self, position: int) -> bool:
-        return super()._can_truncate(position) and self.context.can_truncate(position)
+    def _can_keep(self, position: int, prompt_length: int) -> bool:
+        # A cancelled prefill may have left a context that starts too late for a shorter prompt.
+        first = self._first_visible(prompt_length)
+        reaches = position <= first or self.context.buffers.base <= first
+        return reaches and super()._can_keep(position, prompt_length)
+
+    def _first_visible(self, prompt_length: int) -> int:
+        """First context row that a block after the prompt can see."""
+        window = self.drafter.config.context_window
+        return 0 if window is None else max(0, prompt_length - window)
 
     def _prepare(self, request: Request) -> None:
-        window = self.drafter.config.context_window
-        self._first_row = 0 if window is None else max(0, len(request.prompt) - window)
-        if self._first_row > self.position:  # rows between here and there will never be seen: leave a gap
+        self._first_row = self._first_visible(len(request.prompt))
+        if self._first_row >= self.position:  # rows between here and there will never be seen: leave a gap
             self.context = self.drafter.new_context(1)
             self.context.skip_to(self._first_row)
 

@@ -48,12 +48,6 @@ class DrafterContext:
         self.upper -= rows - kept
         self.floor = start
 
-    def can_truncate(self, position: int) -> bool:
-        """Whether every row that is visible from `position` is still here."""
-        window = self.buffers.window
-        first = 0 if window is None else max(0, position - (window - 1))
-        return self.buffers.base <= first
-
     def truncate(self, position: int) -> None:
         """Rows at and past `position` are as if never seen; the host knows the length again."""
         self.length = mx.full(self.length.shape, position, dtype=mx.int32)
