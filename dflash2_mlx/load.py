@@ -33,6 +33,7 @@ MINI = "mini"
 _MINI_FOLDER = Path(__file__).parent / "data" / "mini"
 _DTYPES = ("auto", "bfloat16", "float32")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
 
 
@@ -84,6 +85,8 @@ def load(
     """
     if target_dtype not in _DTYPES:
         raise ConfigError(f"target_dtype: got {target_dtype!r}, expected auto, bfloat16 or float32")
+    if draft_bits is not None and drafter is None and str(target) != MINI:
+        raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
     if str(target) == MINI:
         drafter = _MINI_FOLDER / "drafter" if drafter is None else drafter
         folder, name = _MINI_FOLDER / "target", MINI
@@ -103,6 +106,7 @@ def load(
         check_drafter_files(draft_folder, draft_config)
     folder = folder if str(target) == MINI else find_files(target)
     read_headers(folder)
+    tokenizer = _load_tokenizer(folder, config)
 
     model = _load_target(folder, target_dtype)
     draft_model = None
@@ -111,7 +115,6 @@ def load(
             draft_folder, draft_config, dtype=_drafter_dtype(draft_bits),
             draft_bits=draft_bits, group_size=draft_group_size,
         )
-    tokenizer = load_tokenizer(folder, eos_token_ids=_stop_ids(folder, config))
     return Engine(
         target=make_target(model, config),
         drafter=draft_model,
@@ -150,10 +153,9 @@ def find_files(source: str | Path) -> Path:
 
 
 def _find(source: str | Path, download: Any) -> Path:
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    folder, text = Path(source).expanduser(), str(source)
+    if text and folder.is_dir():
         return folder
-    text = str(source)
     looks_like_id = not isinstance(source, Path) and text.count("/") == 1 and not text.startswith((".", "~", "/"))
     if not looks_like_id:
         raise CheckpointError(f"model: got {text!r}, expected an existing folder or a Hub id like owner/name")
@@ -256,6 +258,20 @@ def _drafter_dtype(draft_bits: int | None) -> mx.Dtype:
     return mx.float32 if emulated and draft_bits is not None else mx.bfloat16
 
 
+def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerWrapper:
+    stops = _stop_ids(folder, config)
+    # Without these, transformers makes an empty tokenizer of the config's class and says nothing.
+    if not any((folder / name).is_file() for name in _VOCABULARIES) and not any(folder.glob("*.tiktoken")):
+        raise CheckpointError(f"{folder}: got no tokenizer files, expected one of {', '.join(_VOCABULARIES)}")
+    try:
+        return load_tokenizer(folder, eos_token_ids=stops)
+    except Exception as error:  # noqa: BLE001 - the tokenizers package raises plain Exception
+        line = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder}: got tokenizer files that do not load ({line[:300]}), expected the target's tokenizer"
+        ) from None
+
+
 def _stop_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     """Stop tokens: generation_config.json first, then config.json; the tokenizer adds its own."""
     stops = config.get("eos_token_id")
@@ -264,8 +280,9 @@ def _stop_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     generation = folder / "generation_config.json"
     if generation.is_file():
         try:
-            stops = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id", stops)
-        except (OSError, ValueError) as error:
+            stated = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+            stops = stops if stated is None else stated
+        except (OSError, ValueError, AttributeError) as error:
             raise CheckpointError(f"{generation}: got an unreadable file ({error}), expected JSON") from None
     if stops is None:
         return []

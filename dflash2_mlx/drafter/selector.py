@@ -39,6 +39,8 @@ class CandidateSelector(nn.Module):
             [B, N, K, K] float32, edges[:, n, a, b] from candidate a of position n-1 to candidate b of n;
             at position 0 every a is the anchor
         """
+        # The target may have more tokens than the codebook; MLX does not check the bounds of a gather.
+        anchor = mx.minimum(anchor, self.predecessor_codebook.shape[0] - 1)
         first = mx.broadcast_to(anchor[:, None, None], (candidates.shape[0], 1, candidates.shape[2]))
         left = mx.concatenate([first, candidates[:, :-1]], axis=1)
         return edge_scores(

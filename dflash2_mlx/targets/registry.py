@@ -47,12 +47,12 @@ def family_of(config: Mapping[str, Any]) -> str:
     """
     kind = config.get("model_type")
     supported = ", ".join(FAMILIES)
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise UnsupportedModelError(f"model_type: got {kind!r}, expected one of {supported}")
     inner = text_config(config).get("model_type")
     if kind == "mistral3" and inner == "mistral4":
         raise UnsupportedModelError(f"text_config.model_type: got {inner!r}, expected one of {supported}")
-    return str(kind)
+    return kind
 
 
 def make_target(model: Any, config: Mapping[str, Any]) -> Target:
