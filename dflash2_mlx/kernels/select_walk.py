@@ -53,13 +53,14 @@ def select_walk(
     """
     if edges is None:  # every predecessor scores alike
         edges = mx.zeros((*candidates.shape, 1), dtype=mx.float32).swapaxes(-1, -2)
-    tokens, *q = _walk(candidates, unary, edges, temperature, noise)
+    # An array: a Python number would be baked into the graph, and each temperature compiled anew.
+    tokens, *q = _walk(candidates, unary, edges, mx.array(temperature, dtype=mx.float32), noise)
     return Walk(tokens, q[0] if q else None)
 
 
 @mx.compile
 def _walk(
-    candidates: mx.array, unary: mx.array, edges: mx.array, temperature: float, noise: mx.array | None
+    candidates: mx.array, unary: mx.array, edges: mx.array, temperature: mx.array, noise: mx.array | None
 ) -> tuple[mx.array, ...]:
     scores = unary[:, :, None] + edges  # [B, N, A, K]; A = 1 where predecessors do not matter
     if noise is None:
