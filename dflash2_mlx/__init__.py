@@ -1,9 +1,9 @@
 """dflash2-mlx: DFlash 2 speculative decoding on MLX, exactly the target's own output.
 
-    import dflash2_mlx as d2
-    engine = d2.load("mini")
-    for event in d2.stream_generate(engine, "def add(a, b):"):
-        print(event.text, end="")
+import dflash2_mlx as d2
+engine = d2.load("mini")
+for event in d2.stream_generate(engine, "def add(a, b):"):
+    print(event.text, end="")
 """
 
 from .compare import Verdict, compare_runs
@@ -35,9 +35,33 @@ from .stats import GenerationStats, TokenLogprob
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointError", "ConfigError", "ConstraintError", "DFlash2Session", "Dflash2Error", "DraftModel",
-    "DrafterConfig", "Engine", "GenerationConfig", "GenerationEvent", "GenerationResult", "GenerationStats",
-    "LogitConstraint", "PairError", "PlainSession", "PromptError", "RoundInfo", "SamplingConfig", "Session",
-    "TokenLogprob", "UnsupportedModelError", "Verdict", "collect", "compare_runs", "generate", "load",
-    "load_drafter", "new_session", "stream_generate",
+    "CheckpointError",
+    "ConfigError",
+    "ConstraintError",
+    "DFlash2Session",
+    "Dflash2Error",
+    "DraftModel",
+    "DrafterConfig",
+    "Engine",
+    "GenerationConfig",
+    "GenerationEvent",
+    "GenerationResult",
+    "GenerationStats",
+    "LogitConstraint",
+    "PairError",
+    "PlainSession",
+    "PromptError",
+    "RoundInfo",
+    "SamplingConfig",
+    "Session",
+    "TokenLogprob",
+    "UnsupportedModelError",
+    "Verdict",
+    "collect",
+    "compare_runs",
+    "generate",
+    "load",
+    "load_drafter",
+    "new_session",
+    "stream_generate",
 ]

@@ -61,7 +61,7 @@ def accept_sampled(
         uniforms:       [B, N]        float32 in [0, 1)
         residual_noise: [B, N + 1, V] or [B, V] float32 standard Gumbel, independent of the draws of `proposal`
     """
-    batch, length = proposal.shape
+    length = proposal.shape[1]
     p_drawn = mx.exp(mx.take_along_axis(log_p[:, :-1], proposal[..., None], axis=-1)[..., 0])
     q_drawn = mx.where(candidates == proposal[..., None], q, 0.0).sum(axis=-1)
     accepted = (uniforms * q_drawn < p_drawn).astype(mx.int32)

@@ -13,35 +13,81 @@ with a host bound of the length before each write.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import mlx.core as mx
 
 GROWTH = 256  # rows added at a time, and spare rows of a sliding buffer between two compactions
 _SMALL = 64  # the same while the buffer is short: masked rows cost as much as real ones
 
 
+Result = TypeVar("Result")
+# What a function that writes buffers returns: its own result, then keys and values of all layers.
+Written = tuple[Result, list[mx.array], list[mx.array]]
+
+
+class RowView:
+    """Buffers of all layers as plain arrays, for use inside a compiled function, where `base` is traced too.
+
+    Shapes: keys, values [B, Hkv, capacity, Dh] per layer; base [] int32, position of row 0
+    """
+
+    def __init__(self, keys: list[mx.array], values: list[mx.array], base: mx.array):
+        self.keys, self.values, self.base = list(keys), list(values), base
+
+    def write(self, layer: int, keys: mx.array, values: mx.array, start: mx.array) -> tuple[mx.array, mx.array]:
+        """As `RowBuffers.write`."""
+        at = start - self.base
+        self.keys[layer] = _put_rows(self.keys[layer], keys, at)
+        self.values[layer] = _put_rows(self.values[layer], values, at)
+        return self.keys[layer], self.values[layer]
+
+    def positions(self) -> mx.array:
+        """Absolute position of each row: [capacity] int32."""
+        return mx.arange(self.keys[0].shape[2], dtype=mx.int32) + self.base
+
+
 class RowBuffers:
-    """K and V buffers of `num_layers` layers, [B, Hkv, capacity, Dh] each, made at the first write.
+    """K and V buffers of `num_layers` layers, [B, Hkv, capacity, Dh] each; empty lists before the first write.
 
     Args:
-        num_layers: layers in this group.
+        num_layers: layers in this group; they share one shape.
         batch: rows of the batch.
         window: positions a row can see, itself included, in sliding layers; None keeps everything.
     """
 
     def __init__(self, num_layers: int, batch: int, window: int | None = None):
+        self.num_layers = num_layers
         self.batch = batch
         self.window = window
         self.base = 0
         self.capacity = 0
-        self.keys: list[mx.array | None] = [None] * num_layers
-        self.values: list[mx.array | None] = [None] * num_layers
+        self.keys: list[mx.array] = []
+        self.values: list[mx.array] = []
 
     def copy(self) -> RowBuffers:
         """A second holder of the same arrays; whoever writes next copies them once."""
-        twin = RowBuffers(len(self.keys), self.batch, self.window)
+        twin = RowBuffers(self.num_layers, self.batch, self.window)
         twin.base, twin.capacity = self.base, self.capacity
         twin.keys, twin.values = list(self.keys), list(self.values)
         return twin
+
+    def allocate(self, heads: int, dim: int, dtype: mx.Dtype) -> None:
+        """Make the buffers of all layers, at the capacity reserved so far."""
+        shape = (self.batch, heads, self.capacity, dim)
+        self.keys = [mx.zeros(shape, dtype=dtype) for _ in range(self.num_layers)]
+        self.values = [mx.zeros(shape, dtype=dtype) for _ in range(self.num_layers)]
+
+    def run(self, function: Callable[..., Written[Result]], *inputs: mx.array) -> Result:
+        """Call a function of (*inputs, base, keys, values) that returns a result and the new keys and values.
+
+        The buffers are handed over, not shared, so a compiled function still writes them in place.
+        """
+        keys, values = self.keys, self.values
+        self.keys, self.values = [], []
+        result, self.keys, self.values = function(*inputs, mx.array(self.base, dtype=mx.int32), keys, values)
+        return result
 
     def reserve(self, floor: int, upper: int, rows: int) -> None:
         """Make room for `rows` rows that start anywhere in floor..upper.
@@ -88,10 +134,8 @@ class RowBuffers:
         Returns:
             keys and values [B, Hkv, capacity, Dh], valid until the next write
         """
-        if self.keys[layer] is None:
-            shape = (keys.shape[0], keys.shape[1], self.capacity, keys.shape[3])
-            self.keys[layer] = mx.zeros(shape, dtype=keys.dtype)
-            self.values[layer] = mx.zeros((*shape[:3], values.shape[3]), dtype=values.dtype)
+        if not self.keys:
+            self.allocate(keys.shape[1], keys.shape[3], keys.dtype)
         at = start - self.base
         # Rebound at once: a second name for the buffer would turn the in-place write into a copy.
         self.keys[layer] = _put_rows(self.keys[layer], keys, at)
@@ -100,7 +144,7 @@ class RowBuffers:
 
     def positions(self) -> mx.array:
         """Absolute position of each row: [capacity] int32."""
-        return mx.arange(self.base, self.base + self.capacity, dtype=mx.int32)
+        return mx.arange(self.capacity, dtype=mx.int32) + self.base
 
     def causal_mask(self, rows: mx.array) -> mx.array:
         """Which buffer rows each query sees in a causal layer, sliding or not.
@@ -116,7 +160,7 @@ class RowBuffers:
         return (distance >= 0) & (distance < self.window)
 
     def arrays(self) -> list[mx.array]:
-        return [rows for rows in (*self.keys, *self.values) if rows is not None]
+        return [*self.keys, *self.values]
 
 
 def _rounded(rows: int) -> int:
@@ -132,9 +176,7 @@ def _put_rows(buffer: mx.array, rows: mx.array, at: mx.array) -> mx.array:
     return mx.put_along_axis(buffer, mx.broadcast_to(index[:, None, :, None], rows.shape), rows, axis=2)
 
 
-def _moved(rows: mx.array | None, drop: int, capacity: int) -> mx.array | None:
-    if rows is None:
-        return None
+def _moved(rows: mx.array, drop: int, capacity: int) -> mx.array:
     kept = rows[:, :, drop : drop + capacity]
     missing = capacity - kept.shape[2]
     if missing == 0:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from .config import GenerationConfig
 from .generate import GenerationResult
@@ -44,26 +45,31 @@ def compare_runs(
     index = _first_difference(plain.token_ids, dflash2.token_ids)
     if index is None:
         return Verdict(True, None, speedup)
-    ids = [reply.token_ids[index] if index < len(reply.token_ids) else None for reply in (plain, dflash2)]
+    ours, theirs = (_token(reply, index) for reply in (plain, dflash2))
     gap = None
-    if ids[0] is not None and ids[1] is not None:
+    if ours is not None and theirs is not None:
+        tokens = (ours, theirs)
         rendered = render_prompt(
             engine.tokenizer, prompt, chat_template=config.chat_template, template_kwargs=config.chat_template_kwargs
         )
         before = rendered.ids + plain.token_ids[:index]
-        gap = owner().call(lambda: _logit_gap(engine, before, ids[0], ids[1], config.prefill_chunk))
-    difference = {"index": index, "plain_token": ids[0], "dflash2_token": ids[1], "logit_gap": gap}
+        gap = owner().call(lambda: _logit_gap(engine, before, tokens, config.prefill_chunk))
+    difference = {"index": index, "plain_token": ours, "dflash2_token": theirs, "logit_gap": gap}
     return Verdict(False, difference, speedup)
 
 
 def _first_difference(left: list[int], right: list[int]) -> int | None:
-    for index, (a, b) in enumerate(zip(left, right)):
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
     return None if len(left) == len(right) else min(len(left), len(right))
 
 
-def _logit_gap(engine: Engine, ids: list[int], plain_token: int, other_token: int, chunk: int) -> float:
+def _token(reply: GenerationResult, index: int) -> int | None:
+    return reply.token_ids[index] if index < len(reply.token_ids) else None
+
+
+def _logit_gap(engine: Engine, ids: list[int], tokens: tuple[int, int], chunk: int) -> float:
     state = engine.target.new_state(1)
     for start in range(0, len(ids), chunk):
         part = ids[start : start + chunk]
@@ -71,5 +77,5 @@ def _logit_gap(engine: Engine, ids: list[int], plain_token: int, other_token: in
         engine.target.commit(state, len(part))
         state.forget_future(start + len(part))
         mx.eval(state.arrays())
-    row = out.logits[0, -1].astype(mx.float32)
-    return float((row[plain_token] - row[other_token]).item())
+    row = np.array(out.logits[0, -1].astype(mx.float32))
+    return float(row[tokens[0]] - row[tokens[1]])

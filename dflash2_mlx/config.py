@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from .errors import ConfigError
@@ -166,13 +167,9 @@ class _DrafterConfigReader:
             conv_group_size=self._drafter_int("conv_group_size", required=True) if version == 2 else None,
             selector_rank=self._drafter_int("selector_rank", required=True) if version == 2 else None,
             selector_top_k=min(top_k, vocab) if version == 1 else top_k,
-            output_multiplier=_number(
-                "output_multiplier", self._drafter("output_multiplier", 1.0), above=0.0
-            ),
+            output_multiplier=_number("output_multiplier", self._drafter("output_multiplier", 1.0), above=0.0),
             final_logit_softcapping=self._softcap(),
-            input_embedding_scale=_number(
-                "input_embedding_scale", self._drafter("input_embedding_scale", 1.0)
-            ),
+            input_embedding_scale=_number("input_embedding_scale", self._drafter("input_embedding_scale", 1.0)),
             quantization=quantization,
         )
         self._check(config)
@@ -194,9 +191,7 @@ class _DrafterConfigReader:
     def _refuse_unknown(self) -> None:
         for key in self.nested:
             if key not in _DRAFTER and key not in ("num_target_layers", "projector_type"):
-                raise _fail(
-                    f"dflash_config.{key}", self.nested[key], "no such key: it is not part of DFlash 2"
-                )
+                raise _fail(f"dflash_config.{key}", self.nested[key], "no such key: it is not part of DFlash 2")
         for key in self.raw:
             if key not in _INFORMATIVE and key not in _USED and key not in _DRAFTER:
                 raise _fail(key, self.raw[key], "no such key: a drafter that needs it is not supported")
@@ -301,7 +296,7 @@ class _DrafterConfigReader:
             raise _fail("target_layer_ids", taps, "a list of target layer numbers")
         for tap in taps:
             _integer("target_layer_ids", tap, 0, None if total is None else total - 1)
-        if any(a >= b for a, b in zip(taps, taps[1:])):
+        if any(a >= b for a, b in pairwise(taps)):
             raise _fail("target_layer_ids", taps, "strictly increasing layer numbers")
         return tuple(taps)
 
@@ -315,15 +310,11 @@ class _DrafterConfigReader:
         if config.head_dim % 2:
             raise _fail("head_dim", config.head_dim, "an even number")
         if config.conv_group_size is not None and config.hidden_size % config.conv_group_size:
-            raise _fail(
-                "conv_group_size", config.conv_group_size, f"a divisor of hidden_size ({config.hidden_size})"
-            )
+            raise _fail("conv_group_size", config.conv_group_size, f"a divisor of hidden_size ({config.hidden_size})")
         if config.selector_top_k > config.vocab_size:
             raise _fail("selector_top_k", config.selector_top_k, f"an integer in 1..{config.vocab_size}")
         if config.block_size < 2:
-            raise _fail(
-                "block_size", config.block_size, "an integer >= 2 (the anchor and at least one proposal)"
-            )
+            raise _fail("block_size", config.block_size, "an integer >= 2 (the anchor and at least one proposal)")
 
 
 def default_target_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ def stream_generate(
     *,
     session: Session | None = None,
     constraint: LogitConstraint | None = None,
-) -> Iterator[GenerationEvent]:
+) -> Generator[GenerationEvent, None, None]:
     """Reply to a prompt, piece by piece.
 
     Args:
@@ -146,7 +146,9 @@ def generate(
 
 def collect(engine: Engine, events: Iterator[GenerationEvent]) -> GenerationResult:
     """Join the events of one reply."""
-    text, ids, logprobs = [], [], []
+    text: list[str] = []
+    ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
     last: GenerationEvent | None = None
     for last in events:
         text.append(last.text)
@@ -183,8 +185,12 @@ class _Reply:
     """One reply in the making: a job of the owner thread, read by another thread."""
 
     def __init__(
-        self, engine: Engine, rendered: RenderedPrompt, config: GenerationConfig,
-        session: Session | None, constraint: LogitConstraint | None,
+        self,
+        engine: Engine,
+        rendered: RenderedPrompt,
+        config: GenerationConfig,
+        session: Session | None,
+        constraint: LogitConstraint | None,
     ):
         mode = _mode(engine, config)
         if session is not None and isinstance(session, DFlash2Session) != (mode == DFLASH2):
@@ -199,15 +205,23 @@ class _Reply:
             notices=list(rendered.notices),
             prompt_tokens=len(rendered.ids),
             seed=None if sampling.greedy else seed,
-            lossless_mode=None if sampling.greedy or mode == PLAIN else ("coupled" if sampling.coupled else "rejection"),
+            lossless_mode=None
+            if sampling.greedy or mode == PLAIN
+            else ("coupled" if sampling.coupled else "rejection"),
         )
         if constraint is not None and mode == DFLASH2:
             self.stats.notices.append("a constraint is set: rounds wait for the host")
         stops = engine.stop_token_ids if config.stop_token_ids is None else frozenset(config.stop_token_ids)
         self.request = Request(
-            prompt=rendered.ids, max_tokens=self._max_tokens, sampling=sampling, seed=seed, stop_token_ids=stops,
-            width=self.stats.block_size or 1, logprobs=config.logprobs,
-            prefill_chunk=config.prefill_chunk, constraint=constraint,
+            prompt=rendered.ids,
+            max_tokens=self._max_tokens,
+            sampling=sampling,
+            seed=seed,
+            stop_token_ids=stops,
+            width=self.stats.block_size or 1,
+            logprobs=config.logprobs,
+            prefill_chunk=config.prefill_chunk,
+            constraint=constraint,
         )
         self.engine = engine
         self.session = session
@@ -244,10 +258,10 @@ class _Reply:
             return False
         try:
             return self._advance()
-        except BaseException as error:  # the reader gets it; the owner thread must live on
+        except BaseException as error:  # noqa: BLE001 - the reader gets it; the owner thread must live on
             self._closed = True
             if self.session is not None:
-                self.session.reset_after_error()
+                self.session.abandon()
             self.events.put(error)
             return False
 
@@ -269,9 +283,7 @@ class _Reply:
         result = self.session.step()
         assert result is not None
         if isinstance(result, PrefillProgress):
-            self.events.put(GenerationEvent(
-                "", (), self.stats, prefilled=result.done, prompt_tokens=result.total
-            ))
+            self.events.put(GenerationEvent("", (), self.stats, prefilled=result.done, prompt_tokens=result.total))
             return True
         self._pass_on(self.session, result)
         return not self._closed
@@ -293,13 +305,19 @@ class _Reply:
             session.finish()
             self._closed = True
         self._count(result, session, len(tokens))
-        info = None if result.first else RoundInfo(
-            result.num_accepted, result.width, len(tokens), result.proposal
+        info = None if result.first else RoundInfo(result.num_accepted, result.width, len(tokens), result.proposal)
+        self.events.put(
+            GenerationEvent(
+                "".join(pieces),
+                tuple(tokens),
+                self.stats,
+                reason,
+                info,
+                result.logprobs[: len(tokens)],
+                prefilled=self.stats.prompt_tokens,
+                prompt_tokens=self.stats.prompt_tokens,
+            )
         )
-        self.events.put(GenerationEvent(
-            "".join(pieces), tuple(tokens), self.stats, reason, info, result.logprobs[: len(tokens)],
-            prefilled=self.stats.prompt_tokens, prompt_tokens=self.stats.prompt_tokens,
-        ))
 
     def _count(self, result: RoundResult, session: Session, emitted: int) -> None:
         now = time.perf_counter()
@@ -311,7 +329,7 @@ class _Reply:
         self.stats.add(result)
 
 
-def _read_events(reply: _Reply) -> Iterator[GenerationEvent]:
+def _read_events(reply: _Reply) -> Generator[GenerationEvent, None, None]:
     """Hand out events in the caller's thread; runs the reply only once the first one is asked for."""
     owner().submit(reply)
     try:

@@ -18,8 +18,8 @@ from typing import Any
 import mlx.core as mx
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx.utils import tree_map_with_path
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from .config import DFLASH1, DFLASH2, DrafterConfig
@@ -97,9 +97,7 @@ def load(
     draft_config = None
     if drafter is not None:
         draft_folder = find_config(drafter)
-        draft_config = DrafterConfig.from_dict(
-            read_config(draft_folder), num_target_layers=_layers_of(config)
-        )
+        draft_config = DrafterConfig.from_dict(read_config(draft_folder), num_target_layers=_layers_of(config))
         check_pair(draft_config, config)
         check_draft_bits(draft_config, draft_bits, draft_group_size)
         draft_folder = find_files(drafter)
@@ -112,15 +110,20 @@ def load(
     draft_model = None
     if drafter is not None and draft_config is not None:
         draft_model = load_drafter_weights(
-            draft_folder, draft_config, dtype=_drafter_dtype(draft_bits),
-            draft_bits=draft_bits, group_size=draft_group_size,
+            draft_folder,
+            draft_config,
+            dtype=_drafter_dtype(draft_bits),
+            draft_bits=draft_bits,
+            group_size=draft_group_size,
         )
     return Engine(
         target=make_target(model, config),
         drafter=draft_model,
         tokenizer=tokenizer,
         target_name=name,
-        drafter_name=None if drafter is None else (MINI if str(drafter).startswith(str(_MINI_FOLDER)) else str(drafter)),
+        drafter_name=None
+        if drafter is None
+        else (MINI if str(drafter).startswith(str(_MINI_FOLDER)) else str(drafter)),
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
     )
@@ -163,7 +166,9 @@ def _find(source: str | Path, download: Any) -> Path:
         return download()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"model: got {text!r}, expected a folder or a reachable Hub repository ({reason})") from None
+        raise CheckpointError(
+            f"model: got {text!r}, expected a folder or a reachable Hub repository ({reason})"
+        ) from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -205,16 +210,24 @@ def check_pair(drafter: DrafterConfig, target_config: Mapping[str, Any]) -> None
     target = text_config(target_config)
     layers = _layers_of(target_config)
     if drafter.hidden_size != target.get("hidden_size"):
-        raise PairError(f"hidden_size: got {drafter.hidden_size} in the drafter, expected the target's {target.get('hidden_size')}")
+        raise PairError(
+            f"hidden_size: got {drafter.hidden_size} in the drafter, expected the target's {target.get('hidden_size')}"
+        )
     if drafter.num_target_layers is not None and drafter.num_target_layers != layers:
-        raise PairError(f"num_target_layers: got {drafter.num_target_layers} in the drafter, expected the target's {layers}")
+        raise PairError(
+            f"num_target_layers: got {drafter.num_target_layers} in the drafter, expected the target's {layers}"
+        )
     if max(drafter.target_layer_ids) >= layers:
-        raise PairError(f"target_layer_ids: got {max(drafter.target_layer_ids)}, expected less than the target's {layers} layers")
+        raise PairError(
+            f"target_layer_ids: got {max(drafter.target_layer_ids)}, expected less than the target's {layers} layers"
+        )
     vocab = target.get("vocab_size")
     if not isinstance(vocab, int) or drafter.vocab_size > vocab:
         raise PairError(f"vocab_size: got {drafter.vocab_size} in the drafter, expected at most the target's {vocab}")
     if drafter.mask_token_id >= vocab:
-        raise PairError(f"mask_token_id: got {drafter.mask_token_id}, expected less than the target's {vocab} embedding rows")
+        raise PairError(
+            f"mask_token_id: got {drafter.mask_token_id}, expected less than the target's {vocab} embedding rows"
+        )
 
 
 def _load_target(folder: Path, target_dtype: str) -> Any:
@@ -222,7 +235,9 @@ def _load_target(folder: Path, target_dtype: str) -> Any:
         model, _ = load_model(folder, lazy=True)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         line = " ".join(str(error).split())
-        raise CheckpointError(f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint") from None
+        raise CheckpointError(
+            f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint"
+        ) from None
     if target_dtype == "float32" or (target_dtype == "auto" and _on_cpu()):
         # Scales and biases too: 4-bit weights then run with float32 activations, and dequantize without rounding.
         model.set_dtype(mx.float32)

@@ -53,7 +53,7 @@ class Owner:
         def run() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:  # handed to the caller, who asked for the work
+            except BaseException as error:  # noqa: BLE001 - handed to the caller, who asked for the work
                 future.set_exception(error)
 
         self._calls.put(run)

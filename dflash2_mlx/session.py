@@ -12,41 +12,15 @@ counts, lengths, anchor, stop tokens and the token limit are all device values.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from .config import SamplingConfig
 from .constraints import LogitConstraint, constraint_rows
 from .drafter.model import DraftModel, Proposal
-from .stats import PrefillProgress, RoundResult, TokenLogprob
+from .rounds import QueuedPass, Request, cut, host_row, read_log_probs
+from .stats import PrefillProgress, RoundResult
 from .targets.base import Target
 from .verify import TokenChooser, gather_log_probs
-
-
-@dataclass(frozen=True)
-class Request:
-    """One reply to produce. `seed` is used only when `sampling` is not greedy."""
-
-    prompt: list[int]
-    max_tokens: int
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    seed: int = 0
-    stop_token_ids: frozenset[int] = frozenset()
-    width: int = 1
-    logprobs: int | None = None
-    prefill_chunk: int = 512
-    constraint: LogitConstraint | None = None
-
-
-@dataclass(frozen=True)
-class _Queued:
-    """A pass on its way: `packed` is [count, num_accepted, tokens (L), proposal (N)], int32."""
-
-    packed: mx.array
-    width: int
-    first: bool
-    logprobs: tuple[mx.array, mx.array, mx.array] | None
 
 
 class Session:
@@ -59,7 +33,7 @@ class Session:
         self.position = 0  # rows the state holds, as the host knows
         self.finish_reason: str | None = None
         self.cached_tokens = 0
-        self._pending: deque[_Queued] = deque()
+        self._pending: deque[QueuedPass] = deque()
         self._request: Request | None = None
         self._last_start = 0
         self._generated = 0
@@ -109,9 +83,9 @@ class Session:
         if self._request is None:
             return
         in_flight = sum(not queued.first for queued in self._pending)
-        dropped = 0 if keep is None else self._last_count - keep
         self._pending.clear()
-        if dropped:
+        dropped = 0 if keep is None else self._last_count - keep
+        if keep is not None and dropped:
             self.tokens = self.tokens[:-dropped]
             self.position = len(self.tokens) - 1
             self.state.rewind(in_flight + 1, keep, self.position)
@@ -125,12 +99,19 @@ class Session:
         self.finish_reason = reason or self.finish_reason or "cancelled"
         self._request = None
 
+    def abandon(self) -> None:
+        """After an error inside a step: nothing of the state can be trusted, so forget it."""
+        self._pending.clear()
+        self._request = None
+        self.finish_reason = "error"
+        self.reset()
+
     # Prefill.
 
     def _reuse(self, prompt: list[int]) -> int:
         """Bring the state to the longest prefix of `prompt` it can hold; returns its length."""
         common = 0
-        for mine, theirs in zip(self.tokens[: self.position], prompt):
+        for mine, theirs in zip(self.tokens[: self.position], prompt, strict=False):
             if mine != theirs:
                 break
             common += 1
@@ -201,26 +182,21 @@ class Session:
         self._append_context(out.taps, keep)
 
     def _queue(
-        self, request: Request, tokens: mx.array, num_accepted: mx.array, proposal: Proposal | None,
-        processed: mx.array, *, first: bool = False,
+        self,
+        request: Request,
+        tokens: mx.array,
+        num_accepted: mx.array,
+        proposal: Proposal | None,
+        processed: mx.array,
+        *,
+        first: bool = False,
     ) -> mx.array:
         """Cut at stop token and limit, move the anchor, and send what the host will read."""
-        index = mx.arange(tokens.shape[1], dtype=mx.int32)[None]
-        available = num_accepted + 1
-        is_stop = (tokens[..., None] == self._stops).any(axis=-1) & (index < available[:, None])
-        first_stop = mx.where(is_stop, index, tokens.shape[1]).min(axis=1)
-        keep = mx.minimum(mx.minimum(available, first_stop + 1), self._remaining)
-        keep = mx.where(self._done, 0, keep)
-        self._remaining = self._remaining - keep
-        self._done = self._done | (first_stop < keep) | (self._remaining <= 0)
-        newest = mx.take_along_axis(tokens, mx.maximum(keep - 1, 0)[:, None], axis=1)[:, 0]
-        self._anchor = mx.where(keep > 0, newest, self._anchor)
+        drafted = tokens[:, :0] if proposal is None else proposal.tokens
+        packed, keep, self._anchor, self._remaining, self._done = cut(
+            tokens, num_accepted, drafted, self._stops, self._anchor, self._remaining, self._done
+        )
         self._chooser.record(tokens, keep)
-
-        parts = [keep[:, None], num_accepted[:, None], tokens]
-        if proposal is not None:
-            parts.append(proposal.tokens)
-        packed = mx.concatenate([part.astype(mx.int32) for part in parts], axis=1)
         logprobs = None
         if request.logprobs is not None:
             logprobs = gather_log_probs(processed, tokens, request.logprobs)
@@ -228,19 +204,19 @@ class Session:
         else:
             # A call of its own: reading an array waits for the whole call it was queued in.
             mx.async_eval(packed)
-        self._pending.append(_Queued(packed, tokens.shape[1], first, logprobs))
+        self._pending.append(QueuedPass(packed, tokens.shape[1], first, logprobs))
         return keep
 
     def _queue_constrained(self, request: Request, constraint: LogitConstraint) -> None:
         """The one synchronous path: the host must see the proposal to mask the rows after it."""
         proposal = self._draft(request)
-        proposed = [] if proposal is None else proposal.tokens[0].tolist()
+        proposed = [] if proposal is None else host_row(proposal.tokens)
         self._queue_round(request, proposal, constraint_rows(constraint, proposed, self.target.spec.vocab_size))
 
     def _read(self, request: Request) -> RoundResult:
         """Wait for the oldest queued pass; the only place a round's results reach the host."""
         queued = self._pending.popleft()
-        count, num_accepted, *rest = queued.packed[0].tolist()
+        count, num_accepted, *rest = host_row(queued.packed)
         tokens = rest[:count]
         start = self.position
         if not queued.first:
@@ -256,9 +232,13 @@ class Session:
         elif self._generated >= request.max_tokens:
             self.finish_reason = "length"
         return RoundResult(
-            tokens=tuple(tokens), num_accepted=num_accepted, width=queued.width,
-            proposal=tuple(rest[queued.width :]), first=queued.first,
-            synchronous=request.constraint is not None, logprobs=_read_log_probs(tokens, queued),
+            tokens=tuple(tokens),
+            num_accepted=num_accepted,
+            width=queued.width,
+            proposal=tuple(rest[queued.width :]),
+            first=queued.first,
+            synchronous=request.constraint is not None,
+            logprobs=read_log_probs(tokens, queued),
         )
 
     # What a drafting session adds.
@@ -291,15 +271,6 @@ class Session:
 
     def _context_arrays(self) -> list[mx.array]:
         return []
-
-
-def _read_log_probs(tokens: list[int], queued: _Queued) -> tuple[TokenLogprob, ...]:
-    if queued.logprobs is None:
-        return ()
-    own, ids, values = (array[0].tolist() for array in queued.logprobs)
-    return tuple(
-        TokenLogprob(token, own[i], tuple(zip(ids[i], values[i]))) for i, token in enumerate(tokens)
-    )
 
 
 class PlainSession(Session):
@@ -357,7 +328,10 @@ class DFlash2Session(Session):
         if not sampling.greedy and sampling.coupled:
             self._shared = self._chooser.shared_noise(start, request.width)
         return self.drafter.propose(
-            self._anchor, self.context, request.width, self.target,
+            self._anchor,
+            self.context,
+            request.width,
+            self.target,
             temperature=0.0 if sampling.greedy else sampling.temperature,
             noise=self._chooser.draft_noise(start, drafted, self._shared),
         )

@@ -8,6 +8,7 @@ Reference: DFlash 2 specification 6.1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,13 @@ class GenerationStats:
 
     @property
     def acceptance_length(self) -> float | None:
-        return self.committed_tokens / self.rounds if self.rounds else None
+        if not self.rounds or not self.drafted_tokens:
+            return None  # plain decoding has no acceptance
+        return self.committed_tokens / self.rounds
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
-        return [
-            later / earlier if earlier else None
-            for earlier, later in zip(self.reached, self.reached[1:])
-        ]
+        return [later / earlier if earlier else None for earlier, later in pairwise(self.reached)]
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -50,7 +50,7 @@ def render_prompt(
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
     if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
-        ids = [int(item) for item in prompt]  # type: ignore[call-overload]
+        ids = [int(item) for item in prompt if isinstance(item, int)]
         return RenderedPrompt(_not_empty(ids), [])
     if isinstance(prompt, str):
         if not prompt:
@@ -68,7 +68,9 @@ def render_prompt(
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **(template_kwargs or {}))
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-        raise PromptError(f"messages: got what the chat template refuses ({error}), expected other roles or content") from None
+        raise PromptError(
+            f"messages: got what the chat template refuses ({error}), expected other roles or content"
+        ) from None
     return RenderedPrompt(_not_empty(list(ids)), [])
 
 

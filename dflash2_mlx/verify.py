@@ -46,9 +46,7 @@ class TokenChooser:
             return None
         return rng.gumbel(self.keys, Purpose.TARGET, _predicted(start, rows), self.vocab_size)
 
-    def draft_noise(
-        self, start: mx.array, rows: int, shared: mx.array | None
-    ) -> Callable[[mx.array], mx.array] | None:
+    def draft_noise(self, start: mx.array, rows: int, shared: mx.array | None) -> Callable[[mx.array], mx.array] | None:
         """Noise for the drafter's `rows` draws, as a function of its candidates [B, N, K]."""
         if self.keys is None:
             return None
@@ -58,8 +56,13 @@ class TokenChooser:
         return lambda candidates: rng.gumbel(keys, Purpose.DRAFT, _predicted(start, rows), candidates.shape[-1])
 
     def choose(
-        self, logits: mx.array, start: mx.array, proposal: Proposal | None,
-        *, shared: mx.array | None = None, mask: mx.array | None = None,
+        self,
+        logits: mx.array,
+        start: mx.array,
+        proposal: Proposal | None,
+        *,
+        shared: mx.array | None = None,
+        mask: mx.array | None = None,
     ) -> tuple[Acceptance, mx.array]:
         """Accept or replace a proposal; without one, choose the next token.
 
@@ -80,6 +83,7 @@ class TokenChooser:
             log_p = log_probabilities(processed, self.sampling)
             if proposal is not None and shared is None:
                 return self._reject(log_p, start, proposal), processed
+            assert shared is not None
             choices = mx.argmax(log_p + shared, axis=-1).astype(mx.int32)
         if proposal is None:
             return Acceptance(mx.zeros(start.shape, dtype=mx.int32), choices), processed
@@ -94,9 +98,7 @@ class TokenChooser:
         if self.history is None:
             return process_logits(logits, self.sampling, bias=self.bias)
         counts = self.history.counts[:, None] if proposal is None else self.history.rows(proposal.tokens)
-        return process_logits(
-            logits, self.sampling, bias=self.bias, in_prompt=self.history.in_prompt, counts=counts
-        )
+        return process_logits(logits, self.sampling, bias=self.bias, in_prompt=self.history.in_prompt, counts=counts)
 
     def _reject(self, log_p: mx.array, start: mx.array, proposal: Proposal) -> Acceptance:
         assert self.keys is not None and proposal.q is not None

@@ -65,7 +65,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: got a damaged file ({error}), expected a safetensors file") from None
     if size != 8 + length + end:
-        raise CheckpointError(f"{path}: got {size} bytes, expected {8 + length + end}: the file is cut short or damaged")
+        raise CheckpointError(
+            f"{path}: got {size} bytes, expected {8 + length + end}: the file is cut short or damaged"
+        )
     return infos
 
 
@@ -169,7 +171,9 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
     for name, info in read_headers(folder).items():
         ours = our_name(name)
         if ours in infos:
-            raise CheckpointError(f"{folder}: got tensor {ours!r} twice (with and without prefix or .weight), expected once")
+            raise CheckpointError(
+                f"{folder}: got tensor {ours!r} twice (with and without prefix or .weight), expected once"
+            )
         infos[ours] = info
     expected = expected_shapes(config)
     quantized = {_weight_of(name) for name in infos if name.endswith(".scales")}
@@ -178,9 +182,13 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
     companions = {_module_of(name) + suffix for name in quantized for suffix in _QUANT_SUFFIXES}
     unknown = sorted(set(infos) - set(expected) - companions)
     if missing:
-        raise CheckpointError(f"{folder}: missing tensors: got {len(infos)} without {_some(missing)}, expected all {len(expected)}")
+        raise CheckpointError(
+            f"{folder}: missing tensors: got {len(infos)} without {_some(missing)}, expected all {len(expected)}"
+        )
     if unknown:
-        raise CheckpointError(f"{folder}: unknown tensors: got {_some(unknown)}, expected none beyond the drafter's own")
+        raise CheckpointError(
+            f"{folder}: unknown tensors: got {_some(unknown)}, expected none beyond the drafter's own"
+        )
     for name, shape in expected.items():
         got = infos[name].shape
         if name in quantized:
@@ -188,7 +196,9 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
         elif got != shape:
             raise CheckpointError(f"{folder}: tensor {name}: got shape {list(got)}, expected {list(shape)}")
         elif infos[name].dtype not in _FLOATS:
-            raise CheckpointError(f"{folder}: tensor {name}: got {infos[name].dtype}, expected one of {', '.join(_FLOATS)}")
+            raise CheckpointError(
+                f"{folder}: tensor {name}: got {infos[name].dtype}, expected one of {', '.join(_FLOATS)}"
+            )
     return infos
 
 
@@ -223,8 +233,11 @@ def _check_quantized(
     group, bits = _quantization_of(name, config)
     rows, columns = shape
     packed = (rows, columns * bits // 32)
-    for part, wanted in ((name, packed), (_module_of(name) + ".scales", (rows, columns // group)),
-                         (_module_of(name) + ".biases", (rows, columns // group))):
+    for part, wanted in (
+        (name, packed),
+        (_module_of(name) + ".scales", (rows, columns // group)),
+        (_module_of(name) + ".biases", (rows, columns // group)),
+    ):
         got = infos[part].shape if part in infos else None
         if got != wanted:
             raise CheckpointError(f"{folder}: tensor {part}: got shape {got and list(got)}, expected {list(wanted)}")
@@ -246,13 +259,17 @@ def load_drafter_weights(
     check_draft_bits(config, draft_bits, group_size)
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in infos.values()}):
-        weights.update({our_name(name): array for name, array in mx.load(str(file)).items()})
+        tensors: Any = mx.load(str(file))
+        weights.update({our_name(name): array for name, array in tensors.items()})
     for codebook in _CODEBOOKS:  # looked up row by row: kept plain
         if codebook + ".scales" in weights:
             group, bits = _quantization_of(codebook, config)
             weights[codebook] = mx.dequantize(
-                weights[codebook], weights.pop(codebook + ".scales"), weights.pop(codebook + ".biases"),
-                group_size=group, bits=bits,
+                weights[codebook],
+                weights.pop(codebook + ".scales"),
+                weights.pop(codebook + ".biases"),
+                group_size=group,
+                bits=bits,
             )
     model = DraftModel(config)
     packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
@@ -261,7 +278,9 @@ def load_drafter_weights(
     model.load_weights([(name, _cast(array, dtype)) for name, array in weights.items()], strict=True)
     if draft_bits is not None:
         nn.quantize(
-            model, group_size=group_size, bits=draft_bits,
+            model,
+            group_size=group_size,
+            bits=draft_bits,
             class_predicate=lambda path, module: (
                 path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear)
             ),
@@ -294,7 +313,10 @@ def check_draft_bits(config: DrafterConfig, draft_bits: int | None, group_size: 
         raise ConfigError(f"draft_group_size: got {group_size!r}, expected 32, 64 or 128")
     if config.quantization:
         raise ConfigError(f"draft_bits: got {draft_bits}, expected none: the drafter's files are already quantized")
-    for what, columns in (("hidden_size", config.hidden_size), ("intermediate_size", config.intermediate_size),
-                          ("num_attention_heads x head_dim", config.num_heads * config.head_dim)):
+    for what, columns in (
+        ("hidden_size", config.hidden_size),
+        ("intermediate_size", config.intermediate_size),
+        ("num_attention_heads x head_dim", config.num_heads * config.head_dim),
+    ):
         if columns % group_size:
             raise ConfigError(f"draft_group_size: got {group_size}, expected a divisor of {what} ({columns})")

@@ -52,6 +52,7 @@ LIBRARY = [
     "costs",
     "widths",
     "verify",
+    "rounds",
     "session",
     "runtime",
     "text",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..buffers import RowView
 from ..config import DrafterConfig
 
 
@@ -42,33 +43,25 @@ class DrafterAttention(nn.Module):
         values = self.v_proj(x).reshape(batch, length, self.kv_heads, self.head_dim)
         return keys, values.transpose(0, 2, 1, 3)
 
-    def queries(self, x: mx.array, start: mx.array) -> mx.array:
-        """Shapes: x [B, L, D] at positions start.. -> [B, H, L, Dh]."""
-        batch, length, _ = x.shape
-        queries = self.q_proj(x).reshape(batch, length, self.heads, self.head_dim)
-        return self._rope(self.q_norm(queries).transpose(0, 2, 1, 3), start)
-
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
-        """Attention without the output projection.
+    def __call__(self, x: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
+        """Attend [B, L, D] block rows at positions start.. over context and block.
 
         Shapes:
-            queries: [B, H, L, Dh]; keys, values: [B, Hkv, capacity, Dh]; mask: [B, 1, L, capacity] bool
-        Returns:
-            [B, L, H * Dh]
+            start: [B] int32
+            mask:  [B, 1, L, capacity] bool, from `block_mask`
         """
-        out = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.head_dim**-0.5, mask=mask
-        )
-        batch, _, length, _ = out.shape
-        return out.transpose(0, 2, 1, 3).reshape(batch, length, -1)
+        batch, length, _ = x.shape
+        queries = self.q_proj(x).reshape(batch, length, self.heads, self.head_dim)
+        queries = self._rope(self.q_norm(queries).transpose(0, 2, 1, 3), start)
+        keys, values = buffers.write(layer, *self.keys_values(x, start), start)
+        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.head_dim**-0.5, mask=mask)
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
 
     def _rope(self, x: mx.array, start: mx.array) -> mx.array:
         return mx.fast.rope(x, self.head_dim, traditional=False, base=self.theta, scale=1.0, offset=start)
 
 
-def block_mask(
-    positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool
-) -> mx.array:
+def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool) -> mx.array:
     """Which buffer rows each block row sees: `|p - s| < window`, nothing past the block.
 
     Shapes:

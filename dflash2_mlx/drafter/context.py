@@ -57,7 +57,7 @@ class DrafterContext:
         self.buffers.trim(self.floor, self.upper)
 
     def copy(self) -> DrafterContext:
-        twin = DrafterContext(len(self.buffers.keys), self.buffers.batch, self.buffers.window)
+        twin = DrafterContext(self.buffers.num_layers, self.buffers.batch, self.buffers.window)
         twin.buffers = self.buffers.copy()
         twin.length, twin.floor, twin.upper = self.length, self.floor, self.upper
         return twin

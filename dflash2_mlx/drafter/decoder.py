@@ -8,7 +8,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..buffers import RowBuffers
+from ..buffers import RowView
 from ..config import DrafterConfig
 from .attention import DrafterAttention
 from .conv import DynamicConv, NoConv
@@ -44,27 +44,11 @@ class DrafterLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.attention_conv = _make_conv(config)
         self.mlp_conv = _make_conv(config)
-        self.before, self.after = self._before_attention, self._after_attention
 
-    def __call__(
-        self, hidden: mx.array, buffers: RowBuffers, layer: int, start: mx.array, mask: mx.array
-    ) -> mx.array:
+    def __call__(self, hidden: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
         """Shapes: hidden [B, L, D]; see `DrafterAttention.__call__` for the rest."""
-        queries, keys, values, delta = self.before(hidden, start)
-        keys, values = buffers.write(layer, keys, values, start)
-        return self.after(hidden, self.self_attn.attend(queries, keys, values, mask), delta)
-
-    def _before_attention(self, hidden: mx.array, start: mx.array) -> tuple[mx.array, ...]:
-        """Norm, convolution and projections: everything up to the context buffer."""
         mixed, delta = self.attention_conv.prepare(self.input_layernorm(hidden))
-        return self.self_attn.queries(mixed, start), *self.self_attn.keys_values(mixed, start), delta
-
-    def _after_attention(self, hidden: mx.array, attended: mx.array, delta: mx.array) -> mx.array:
-        hidden = hidden + self.attention_conv.finish(self.self_attn.o_proj(attended), delta)
+        out = self.self_attn(mixed, buffers, layer, start, mask)
+        hidden = hidden + self.attention_conv.finish(out, delta)
         mixed, delta = self.mlp_conv.prepare(self.post_attention_layernorm(hidden))
         return hidden + self.mlp_conv.finish(self.mlp(mixed), delta)
-
-    def compile_for_inference(self) -> None:
-        """Compile the layer for inference: the weights become constants of the graph (no training after this)."""
-        self.before = mx.compile(self._before_attention)
-        self.after = mx.compile(self._after_attention)

@@ -16,6 +16,7 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels.select_walk import select_walk
 from ..kernels.top_candidates import top_candidates
@@ -63,7 +64,8 @@ class DraftModel(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         if config.selector_rank is not None:
             self.candidate_selector = CandidateSelector(config.vocab_size, config.selector_rank, hidden)
-        self.score, self.features = self._score_candidates, self._context_features
+        self.block_pass, self.project = self._block_pass, self._project
+        self.score = self._score_candidates
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -73,7 +75,9 @@ class DraftModel(nn.Module):
     def new_context(self, batch: int = 1) -> DrafterContext:
         """An empty context for `batch` sequences."""
         window = None if self.config.context_window is None else self.config.sliding_window
-        return DrafterContext(self.config.num_layers, batch, window)
+        context = DrafterContext(self.config.num_layers, batch, window)
+        context.buffers.allocate(self.config.num_kv_heads, self.config.head_dim, self.dtype)
+        return context
 
     def append_context(self, taps: mx.array, context: DrafterContext, keep: int | mx.array) -> None:
         """Project target hidden states to context rows, and commit the first `keep` of them.
@@ -84,13 +88,17 @@ class DraftModel(nn.Module):
         """
         rows = taps.shape[1]
         context.reserve(rows)
-        for number, (keys, values) in enumerate(self.features(taps, context.length)):
-            context.buffers.write(number, keys, values, context.length)
+        context.buffers.run(self.project, taps, context.length)
         context.advance(rows, keep)
 
-    def _context_features(self, taps: mx.array, start: mx.array) -> list[tuple[mx.array, mx.array]]:
+    def _project(
+        self, taps: mx.array, start: mx.array, base: mx.array, keys: list[mx.array], values: list[mx.array]
+    ) -> Written[None]:
+        buffers = RowView(keys, values, base)
         features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
-        return [layer.self_attn.keys_values(features, start) for layer in self.layers]
+        for number, layer in enumerate(self.layers):
+            buffers.write(number, *layer.self_attn.keys_values(features, start), start)
+        return None, buffers.keys, buffers.values
 
     def hidden(self, block: mx.array, context: DrafterContext) -> mx.array:
         """The block pass.
@@ -98,20 +106,24 @@ class DraftModel(nn.Module):
         Shapes:
             block: [B, L, D] input embeddings: anchor, then mask rows -> [B, L, D], final norm applied
         """
-        length = block.shape[1]
-        context.reserve(length)
-        config, start = self.config, context.length
-        positions = context.buffers.positions()
+        context.reserve(block.shape[1])
+        return context.buffers.run(self.block_pass, block, context.length)
+
+    def _block_pass(
+        self, block: mx.array, start: mx.array, base: mx.array, keys: list[mx.array], values: list[mx.array]
+    ) -> Written[mx.array]:
+        config, buffers, length = self.config, RowView(keys, values, base), block.shape[1]
+        positions = buffers.positions()
         masks: dict[tuple[str, bool], mx.array] = {}
-        for kind in zip(config.layer_types, config.causal):
+        for kind in zip(config.layer_types, config.causal, strict=True):
             if kind not in masks:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
                 masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1])
-        hidden = block
+        hidden = block.astype(self.dtype)
         for number, layer in enumerate(self.layers):
             mask = masks[config.layer_types[number], config.causal[number]]
-            hidden = layer(hidden, context.buffers, number, start, mask)
-        return self.norm(hidden)
+            hidden = layer(hidden, buffers, number, start, mask)
+        return self.norm(hidden), buffers.keys, buffers.values
 
     def block_embeddings(self, anchor: mx.array, length: int, lender: Lender) -> mx.array:
         """Raw target embeddings of [anchor, mask, mask, ...]: [B] -> [B, length, D]."""
@@ -148,13 +160,11 @@ class DraftModel(nn.Module):
             noise: candidates [B, N, K] -> Gumbel noise [B, N, K]; given exactly when temperature > 0.
         """
         embeddings = self.block_embeddings(anchor, width, lender)
-        hidden = self.hidden(embeddings.astype(self.dtype), context)[:, 1:]
+        hidden = self.hidden(embeddings, context)[:, 1:]
         raw = lender.head(hidden.astype(embeddings.dtype))
         candidates, unary, *edges = self.score(hidden, raw, anchor)
         drawn = None if noise is None else noise(candidates)
-        walk = select_walk(
-            candidates, unary, edges[0] if edges else None, temperature=temperature, noise=drawn
-        )
+        walk = select_walk(candidates, unary, edges[0] if edges else None, temperature=temperature, noise=drawn)
         return Proposal(walk.tokens, candidates, unary, walk.q)
 
     def _score_candidates(self, hidden: mx.array, raw: mx.array, anchor: mx.array) -> tuple[mx.array, ...]:
@@ -166,7 +176,6 @@ class DraftModel(nn.Module):
         return candidates, unary, self.candidate_selector.edges(hidden, anchor, candidates)
 
     def compile_for_inference(self) -> None:
-        """Compile for inference: the weights become constants of the graphs (no training after this)."""
-        for layer in self.layers:
-            layer.compile_for_inference()
-        self.score, self.features = mx.compile(self._score_candidates), mx.compile(self._context_features)
+        """Compile the passes: the weights become constants of the graphs (no training after this)."""
+        self.block_pass, self.project = mx.compile(self._block_pass), mx.compile(self._project)
+        self.score = mx.compile(self._score_candidates)

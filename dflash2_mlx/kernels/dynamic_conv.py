@@ -30,6 +30,6 @@ def dynamic_conv(x: mx.array, base: mx.array, delta: mx.array) -> mx.array:
     change = delta.astype(mx.float32)[..., None]
     out = (kernel[0] + change[:, :, 0]) * rows
     for tap in range(1, min(taps, length)):
-        shifted = mx.pad(rows[:, :-tap], ((0, 0), (tap, 0), (0, 0), (0, 0)))
+        shifted = mx.pad(rows[:, :-tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
         out = out + (kernel[tap] + change[:, :, tap]) * shifted
     return out.reshape(x.shape).astype(x.dtype)

@@ -9,9 +9,9 @@ Reference: DFlash 2 specification 3.9 and decision D-21.
 
 from __future__ import annotations
 
-import mlx.core as mx
+import math
 
-_CHUNK = 128
+import mlx.core as mx
 
 
 def top_candidates(logits: mx.array, k: int, *, vocab_size: int | None = None) -> tuple[mx.array, mx.array]:
@@ -29,33 +29,40 @@ def top_candidates(logits: mx.array, k: int, *, vocab_size: int | None = None) -
     if vocab_size is not None and vocab_size < values.shape[-1]:
         values = values[..., :vocab_size]
     size = values.shape[-1]
-    # The k best ids lie in the k chunks with the best maxima: sort chunk maxima and k chunks, not the vocabulary.
-    if size <= 2 * k * _CHUNK:
-        top = _largest(_keys(values, mx.arange(size, dtype=mx.uint32)), k)
-    else:
-        keys = _keys(values, mx.arange(size, dtype=mx.uint32))
-        pad = -size % _CHUNK
-        if pad:
-            keys = mx.concatenate([keys, mx.zeros((*keys.shape[:-1], pad), dtype=keys.dtype)], axis=-1)
-        chunks = keys.reshape(*keys.shape[:-1], -1, _CHUNK)
-        maxima = chunks.max(axis=-1)
-        best = mx.argpartition(maxima, maxima.shape[-1] - k, axis=-1)[..., -k:]
-        kept = mx.take_along_axis(chunks, best[..., None], axis=-2)
-        top = _largest(kept.reshape(*kept.shape[:-2], -1), k)
-    ids = (0xFFFFFFFF - (top & 0xFFFFFFFF)).astype(mx.int32)
+    chunk = _chunk_size(size, k)
+    if size <= 2 * k * chunk:
+        ids = _largest(values, mx.arange(size, dtype=mx.uint32), k)
+        return ids, mx.take_along_axis(values, ids, axis=-1)
+    # The k best ids lie in the k chunks with the best maxima (equal maxima: the lower chunk), so only maxima
+    # and k chunks are sorted, never the vocabulary.
+    pad = -size % chunk
+    if pad:
+        filler = mx.full((*values.shape[:-1], pad), -mx.inf)
+        values = mx.concatenate([values, filler], axis=-1)
+    chunks = values.reshape(*values.shape[:-1], -1, chunk)
+    best = _largest(chunks.max(axis=-1), mx.arange(chunks.shape[-2], dtype=mx.uint32), k)
+    kept = mx.take_along_axis(chunks, best[..., None], axis=-2)
+    kept_ids = best[..., None].astype(mx.uint32) * chunk + mx.arange(chunk, dtype=mx.uint32)
+    flat = (*values.shape[:-1], k * chunk)
+    ids = _largest(kept.reshape(flat), kept_ids.reshape(flat), k)
     return ids, mx.take_along_axis(values, ids, axis=-1)
 
 
-def _keys(values: mx.array, ids: mx.array) -> mx.array:
-    """64-bit keys that grow with the logit and, among equals, with a falling id."""
-    bits = mx.where(values == 0, 0.0, values).view(mx.uint32)  # -0.0 and 0.0 are equal logits
+def _chunk_size(size: int, k: int) -> int:
+    """About sqrt(V / k), so that both sorts are equally short."""
+    return max(8, 1 << round(math.log2(max(size / k, 1)) / 2))
+
+
+def _largest(values: mx.array, ids: mx.array, k: int) -> mx.array:
+    """Ids of the k largest values of each row, in candidate order, through 64-bit keys.
+
+    A key grows with the value and, among equals, with a falling id.
+    """
+    bits = mx.where(values == 0, 0.0, values).view(mx.uint32)  # -0.0 and 0.0 are equal
     # IEEE floats order like integers once negatives are flipped and positives get the top bit.
     ordered = mx.where(bits >> 31, ~bits, bits | 0x80000000)
-    return (ordered.astype(mx.uint64) << 32) | (0xFFFFFFFF - ids).astype(mx.uint64)
-
-
-def _largest(keys: mx.array, k: int) -> mx.array:
-    """The k largest keys of each row, descending."""
+    keys = (ordered.astype(mx.uint64) << 32) | (0xFFFFFFFF - ids).astype(mx.uint64)
     if k < keys.shape[-1]:
         keys = mx.partition(keys, keys.shape[-1] - k, axis=-1)[..., -k:]
-    return mx.sort(keys, axis=-1)[..., ::-1]
+    keys = mx.sort(keys, axis=-1)[..., ::-1]
+    return (0xFFFFFFFF - (keys & 0xFFFFFFFF)).astype(mx.int32)

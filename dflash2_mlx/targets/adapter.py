@@ -32,8 +32,14 @@ class LayerLoopTarget:
     """
 
     def __init__(
-        self, text_model: Any, *, family: str, kinds: Sequence[str], window: int | None,
-        context_length: int | None, quantization: str | None,
+        self,
+        text_model: Any,
+        *,
+        family: str,
+        kinds: Sequence[str],
+        window: int | None,
+        context_length: int | None,
+        quantization: str | None,
     ):
         self.text_model = text_model
         self.body = text_model.model
@@ -76,7 +82,7 @@ class LayerLoopTarget:
             masks[SLIDING] = state.sliding.causal_mask(rows)
         hidden = self.embed_input(ids)
         tapped = []
-        for number, (layer, kind) in enumerate(zip(self.layers, self.kinds)):
+        for number, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             hidden = self.run_layer(layer, kind, self.index[number], hidden, masks.get(kind), state)
             if number in taps:
                 tapped.append(hidden)

@@ -52,7 +52,12 @@ class TargetState:
     """
 
     def __init__(
-        self, batch: int, *, full_layers: int = 0, sliding_layers: int = 0, recurrent_layers: int = 0,
+        self,
+        batch: int,
+        *,
+        full_layers: int = 0,
+        sliding_layers: int = 0,
+        recurrent_layers: int = 0,
         window: int | None = None,
     ):
         self.batch = batch
@@ -67,7 +72,7 @@ class TargetState:
     def begin(self, rows: int) -> mx.array:
         """Open a pass of `rows` rows; returns their absolute positions [B, rows]."""
         for buffers in (self.full, self.sliding):
-            if buffers.keys:
+            if buffers.num_layers:
                 buffers.reserve(self.floor, self.upper, rows)
         self.upper += rows
         self.passes.append(PassRecord(self.length, rows))
@@ -99,7 +104,7 @@ class TargetState:
         if self.recurrent:
             return False
         window = self.sliding.window
-        return not self.sliding.keys or self.sliding.base <= max(0, position - (window or 1) + 1)
+        return not self.sliding.num_layers or self.sliding.base <= max(0, position - (window or 1) + 1)
 
     def truncate(self, position: int) -> None:
         """Go back to `position`; only where `can_truncate` holds."""

@@ -22,6 +22,10 @@ class DenseTarget(LayerLoopTarget):
             window = args.sliding_window
             kinds = [SLIDING if t == "sliding_attention" else FULL for t in args.layer_types]
         super().__init__(
-            text_model, family=family, kinds=kinds, window=window,
-            context_length=context_length, quantization=quantization,
+            text_model,
+            family=family,
+            kinds=kinds,
+            window=window,
+            context_length=context_length,
+            quantization=quantization,
         )

@@ -55,8 +55,15 @@ class GatedDeltaTape:
             keep = mx.full((self.q.shape[0],), keep, dtype=mx.int32)
         kept = mx.arange(rows, dtype=mx.int32)[None] < keep[:, None]
         _, recurrent = gated_delta_update(
-            self.q, self.k, self.v, self.a, self.b, self.layer.A_log, self.layer.dt_bias,
-            self.before.recurrent, kept,
+            self.q,
+            self.k,
+            self.v,
+            self.a,
+            self.b,
+            self.layer.A_log,
+            self.layer.dt_bias,
+            self.before.recurrent,
+            kept,
         )
         return GatedDeltaState(_rows_from(self.conv_input, keep, self.before.conv.shape[1]), recurrent)
 

@@ -15,9 +15,12 @@ class MuseGlimmerTarget(LayerLoopTarget):
     def __init__(self, text_model: Any, *, family: str, context_length: int | None, quantization: str | None):
         args = text_model.args
         super().__init__(
-            text_model, family=family,
+            text_model,
+            family=family,
             kinds=[SLIDING if t == "sliding_attention" else FULL for t in args.layer_types],
-            window=args.sliding_window, context_length=context_length, quantization=quantization,
+            window=args.sliding_window,
+            context_length=context_length,
+            quantization=quantization,
         )
         self.multiplier = args.output_multiplier
         self.softcap = args.final_logit_softcapping

@@ -17,9 +17,12 @@ class Qwen3_5Target(LayerLoopTarget):
 
     def __init__(self, text_model: Any, *, family: str, context_length: int | None, quantization: str | None):
         super().__init__(
-            text_model, family=family,
+            text_model,
+            family=family,
             kinds=[RECURRENT if layer.is_linear else FULL for layer in text_model.model.layers],
-            window=None, context_length=context_length, quantization=quantization,
+            window=None,
+            context_length=context_length,
+            quantization=quantization,
         )
 
     def run_layer(

@@ -68,7 +68,8 @@ def make_target(model: Any, config: Mapping[str, Any]) -> Target:
     text_model = model.language_model if "language_model" in model else model
     context = text.get("max_position_embeddings")
     return adapter(
-        text_model, family=name,
+        text_model,
+        family=name,
         context_length=int(context) if context else None,
         quantization=describe_quantization(config),
     )

@@ -1,0 +1,87 @@
+"""What goes into a round and what comes out of it for the host.
+
+Owns: the request, the packed result of a pass on its way, and the cut at stop token and limit, which runs on the
+device. Knows nothing of models or states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from .config import SamplingConfig
+from .constraints import LogitConstraint
+from .stats import TokenLogprob
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reply to produce. `seed` is used only when `sampling` is not greedy."""
+
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    width: int = 1
+    logprobs: int | None = None
+    prefill_chunk: int = 512
+    constraint: LogitConstraint | None = None
+
+
+@dataclass(frozen=True)
+class QueuedPass:
+    """A pass on its way: `packed` is [count, num_accepted, tokens (L), proposal (N)], int32."""
+
+    packed: mx.array
+    width: int
+    first: bool
+    logprobs: tuple[mx.array, mx.array, mx.array] | None
+
+
+@mx.compile
+def cut(
+    tokens: mx.array,
+    num_accepted: mx.array,
+    drafted: mx.array,
+    stops: mx.array,
+    anchor: mx.array,
+    remaining: mx.array,
+    done: mx.array,
+) -> tuple[mx.array, ...]:
+    """End a block at the first stop token or at the limit, and pack what the host will read.
+
+    Shapes:
+        tokens: [B, L] int32; drafted: [B, N] int32; stops: [S] int32; all others [B]
+    Returns:
+        packed [B, 2 + L + N] int32, keep [B] (0 when already done), then the new anchor, remaining and done
+    """
+    index = mx.arange(tokens.shape[1], dtype=mx.int32)[None]
+    available = num_accepted + 1
+    is_stop = (tokens[..., None] == stops).any(axis=-1) & (index < available[:, None])
+    first_stop = mx.where(is_stop, index, tokens.shape[1]).min(axis=1)
+    keep = mx.minimum(mx.minimum(available, first_stop + 1), remaining)
+    keep = mx.where(done, 0, keep).astype(mx.int32)
+    remaining = remaining - keep
+    newest = mx.take_along_axis(tokens, mx.maximum(keep - 1, 0)[:, None], axis=1)[:, 0]
+    anchor = mx.where(keep > 0, newest, anchor)
+    done = done | (first_stop < keep) | (remaining <= 0)
+    packed = mx.concatenate([keep[:, None], num_accepted[:, None].astype(mx.int32), tokens, drafted], axis=1)
+    return packed, keep, anchor, remaining, done
+
+
+def host_row(array: mx.array) -> list[Any]:
+    """Row 0 of an evaluated array as Python values; slicing on the device would queue behind the next round."""
+    rows: Any = array.tolist()
+    return rows[0]
+
+
+def read_log_probs(tokens: list[int], queued: QueuedPass) -> tuple[TokenLogprob, ...]:
+    if queued.logprobs is None:
+        return ()
+    own, ids, values = (host_row(array) for array in queued.logprobs)
+    return tuple(
+        TokenLogprob(token, own[i], tuple(zip(ids[i], values[i], strict=True))) for i, token in enumerate(tokens)
+    )
