@@ -25,6 +25,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 from .config import DFLASH1, DFLASH2, DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, PairError
+from .runtime import owner
 from .targets.base import Target
 from .targets.registry import describe_quantization, family_of, make_target, text_config
 from .weights import check_draft_bits, check_drafter_files, load_drafter_weights, read_headers
@@ -87,43 +88,44 @@ def load(
         raise ConfigError(f"target_dtype: got {target_dtype!r}, expected auto, bfloat16 or float32")
     if draft_bits is not None and drafter is None and str(target) != MINI:
         raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
-    if str(target) == MINI:
-        drafter = _MINI_FOLDER / "drafter" if drafter is None else drafter
-        folder, name = _MINI_FOLDER / "target", MINI
+    mini = str(target) == MINI
+    drafter_name: str | None
+    if mini and drafter is None:
+        drafter, drafter_name = _MINI_FOLDER / "drafter", MINI
     else:
-        folder, name = find_config(target), str(target)
-    config = read_config(folder)
+        drafter_name = None if drafter is None else str(drafter)
+    source = _MINI_FOLDER / "target" if mini else target
+
+    config = read_config(find_config(source))
     check_target_config(config)
-    draft_config = None
+    draft_files = None
     if drafter is not None:
-        draft_folder = find_config(drafter)
-        draft_config = DrafterConfig.from_dict(read_config(draft_folder), num_target_layers=_layers_of(config))
+        draft_config = DrafterConfig.from_dict(read_config(find_config(drafter)), num_target_layers=_layers_of(config))
         check_pair(draft_config, config)
         check_draft_bits(draft_config, draft_bits, draft_group_size)
-        draft_folder = find_files(drafter)
-        check_drafter_files(draft_folder, draft_config)
-    folder = folder if str(target) == MINI else find_files(target)
+        draft_files = (find_files(drafter), draft_config)
+        check_drafter_files(*draft_files)
+    folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
 
-    model = _load_target(folder, target_dtype)
-    draft_model = None
-    if drafter is not None and draft_config is not None:
-        draft_model = load_drafter_weights(
-            draft_folder,
-            draft_config,
-            dtype=_drafter_dtype(draft_bits),
-            draft_bits=draft_bits,
-            group_size=draft_group_size,
+    def read_weights() -> tuple[Target, DraftModel | None]:
+        target_model = make_target(_load_target(folder, target_dtype), config)
+        if draft_files is None:
+            return target_model, None
+        dtype = _drafter_dtype(draft_bits)
+        return target_model, load_drafter_weights(
+            *draft_files, dtype=dtype, draft_bits=draft_bits, group_size=draft_group_size
         )
+
+    # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
+    target_model, draft_model = owner().call(read_weights)
     return Engine(
-        target=make_target(model, config),
+        target=target_model,
         drafter=draft_model,
         tokenizer=tokenizer,
-        target_name=name,
-        drafter_name=None
-        if drafter is None
-        else (MINI if str(drafter).startswith(str(_MINI_FOLDER)) else str(drafter)),
+        target_name=MINI if mini else str(target),
+        drafter_name=drafter_name,
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
     )
@@ -141,8 +143,10 @@ def load_drafter(
         raise ConfigError(f"dtype: got {dtype!r}, expected auto, bfloat16 or float32")
     folder = find_files(path)
     config = DrafterConfig.from_dict(read_config(folder))
-    kind = _drafter_dtype(draft_bits) if dtype == "auto" else getattr(mx, dtype)
-    return load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
+    kind = {"auto": _drafter_dtype(draft_bits), "bfloat16": mx.bfloat16, "float32": mx.float32}[dtype]
+    return owner().call(
+        lambda: load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
+    )
 
 
 def find_config(source: str | Path) -> Path:
@@ -308,7 +312,9 @@ def _row_cost_note(quantization: str | None, target_dtype: str) -> str | None:
     if not _on_cpu():
         return None
     if quantization is not None and target_dtype != "float32":
-        return f"MLX's CPU back-end spends the same on a {quantization} row alone or in a block: read acceptance, not speed"
+        return (
+            f"on MLX's CPU back-end a {quantization} row costs the same alone or in a block: read acceptance, not speed"
+        )
     if "openblas" not in os.environ.get("LD_PRELOAD", ""):
-        return "MLX's own CPU matmul spends the same on a row alone or in a block: read acceptance, not speed"
+        return "with MLX's own CPU matmul a row costs the same alone or in a block: read acceptance, not speed"
     return None
