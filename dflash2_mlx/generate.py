@@ -276,6 +276,9 @@ class _Reply:
         if self.session is None:
             self.session = _make_session(self.engine, self.stats.mode)
         if not self._began:
+            if self.session.busy:
+                self.session = None  # it belongs to the other reply: leave it alone
+                raise ConfigError("session: got one with a running reply, expected a finished one")
             self._began = time.perf_counter()
             mx.reset_peak_memory()
             self.session.begin(self.request)

@@ -12,15 +12,28 @@ counts, lengths, anchor, stop tokens and the token limit are all device values.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from .constraints import LogitConstraint, constraint_rows
+from .drafter.context import DrafterContext
 from .drafter.model import DraftModel, Proposal
 from .rounds import QueuedPass, Request, cut, host_row, read_log_probs
 from .stats import PrefillProgress, RoundResult
 from .targets.base import Target
+from .targets.caches import TargetState
 from .verify import TokenChooser, gather_log_probs
+
+
+@dataclass(frozen=True)
+class SessionSnapshot:
+    """A session between two replies, for a prefix cache. The arrays are shared until someone writes."""
+
+    tokens: list[int]
+    position: int
+    state: TargetState
+    context: DrafterContext | None
 
 
 class Session:
@@ -37,6 +50,11 @@ class Session:
         self._request: Request | None = None
         self._last_start = 0
         self._generated = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is being made."""
+        return self._request is not None
 
     # The life of a request.
 
@@ -105,6 +123,23 @@ class Session:
         self._request = None
         self.finish_reason = "error"
         self.reset()
+
+    def snapshot(self) -> SessionSnapshot:
+        """What the session knows between two replies; costs one copy of the buffers at the next write.
+
+        Raises:
+            RuntimeError: while a reply is being made.
+        """
+        if self.busy:
+            raise RuntimeError("snapshot: got a running reply, expected a finished one")
+        return SessionSnapshot(list(self.tokens), self.position, self.state.copy(), self._copied_context())
+
+    def restore(self, snapshot: SessionSnapshot) -> None:
+        """Go back to a snapshot of this kind of session; the snapshot stays usable."""
+        self.finish()
+        self.tokens, self.position = list(snapshot.tokens), snapshot.position
+        self.state = snapshot.state.copy()
+        self._restore_context(snapshot.context)
 
     # Prefill.
 
@@ -272,6 +307,12 @@ class Session:
     def _context_arrays(self) -> list[mx.array]:
         return []
 
+    def _copied_context(self) -> DrafterContext | None:
+        return None
+
+    def _restore_context(self, context: DrafterContext | None) -> None:
+        """Take over the context of a snapshot."""
+
 
 class PlainSession(Session):
     """One token per pass, no drafter; pipelined exactly like a drafting session."""
@@ -349,3 +390,11 @@ class DFlash2Session(Session):
 
     def _context_arrays(self) -> list[mx.array]:
         return self.context.arrays()
+
+    def _copied_context(self) -> DrafterContext:
+        return self.context.copy()
+
+    def _restore_context(self, context: DrafterContext | None) -> None:
+        if context is None:
+            raise TypeError("restore: got a snapshot without drafter context, expected one of a DFlash2Session")
+        self.context = context.copy()

@@ -100,7 +100,9 @@ class GenerationStats:
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
-        return [later / earlier if earlier else None for earlier, later in pairwise(self.reached)]
+        shares = [later / earlier if earlier else None for earlier, later in pairwise(self.reached)]
+        missing = (self.block_size or 1) - 1 - len(shares)
+        return shares + [None] * missing
 
     @property
     def tokens_per_second(self) -> float | None:
