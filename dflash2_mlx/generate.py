@@ -344,4 +344,5 @@ def _read_events(reply: _Reply) -> Generator[GenerationEvent, None, None]:
             if event.finish_reason is not None:
                 return
     finally:
-        owner().call(reply.cancel)
+        if not owner().ended:
+            owner().call(reply.cancel)

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import mlx.core as mx
 
 T = TypeVar("T")
+_ENDED = "the MLX owner thread has ended: the process is about to exit"
 _IDLE_S = 0.05  # how soon a job that waits for its reader is looked at again
 
 
@@ -39,24 +40,41 @@ class Owner:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._stopped = False
+        self._ended = False
+        self._ending = threading.RLock()  # no call may slip in behind the thread's last look at its queue
         self._thread = threading.Thread(target=self._run, name="dflash2-mlx", daemon=True)
         self._thread.start()
         # A daemon thread inside MLX while the interpreter goes away would crash it.
         atexit.register(self.stop)
 
+    @property
+    def ended(self) -> bool:
+        """True once the interpreter is on its way out: iterators that die later have nothing left to cancel."""
+        return self._ended
+
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the owner thread and return its result, or raise its error here."""
+        """Run `function` on the owner thread and return its result, or raise its error here.
+
+        Raises:
+            RuntimeError: the thread has ended.
+        """
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
 
         def run() -> None:
+            if self._ended:
+                future.set_exception(RuntimeError(_ENDED))
+                return
             try:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001 - handed to the caller, who asked for the work
                 future.set_exception(error)
 
-        self._calls.put(run)
+        with self._ending:
+            if self._ended:
+                raise RuntimeError(_ENDED)
+            self._calls.put(run)
         return future.result()
 
     def submit(self, job: Job) -> None:
@@ -86,6 +104,12 @@ class Owner:
             if not worked and self._jobs:
                 threading.Event().wait(_IDLE_S)
         self._jobs.clear()
+        with self._ending:
+            self._ended = True
+        while not self._calls.empty():
+            call = self._calls.get()
+            if call is not None:
+                call()
         mx.clear_streams()  # MLX aborts the process if a stream outlives the thread that made it
 
     def _take_calls(self) -> None:

@@ -1,0 +1,42 @@
+"""Engines around tiny random models, and a tokenizer that spells token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.load import Engine
+from dflash2_mlx.runtime import owner
+from dflash2_mlx.targets.base import Target
+from tests.runs import PROMPT, lively_reply, lively_target
+from tests.scripted import ScriptedDrafter
+
+
+class SpellingTokenizer:
+    """Token 17 is "<17>", both ways; no chat template."""
+
+    has_chat_template = False
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [int(piece) for piece in text.strip("<>").split("><")]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(f"<{token}>" for token in ids)
+
+
+def tiny_engine(
+    family: str = "qwen3", drafter: DraftModel | None = None, *, target: Target | None = None, stops: Sequence[int] = ()
+) -> Engine:
+    """An engine as `load` would make it."""
+    return Engine(
+        target=target or lively_target(family), drafter=drafter, tokenizer=SpellingTokenizer(), target_name=family,
+        drafter_name=None if drafter is None else "tiny", stop_token_ids=frozenset(stops),
+    )  # fmt: skip
+
+
+def scripted_engine(family: str, accepts: Sequence[int], *, prompt: Sequence[int] = PROMPT, **changes: Any) -> Engine:
+    """An engine whose drafter knows the plain reply to PROMPT and errs on schedule."""
+    truth = [*prompt, *lively_reply(family)]
+    drafter = owner().call(lambda: ScriptedDrafter(truth, accepts, **changes))
+    return tiny_engine(family, drafter)

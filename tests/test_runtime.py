@@ -1,0 +1,303 @@
+"""One thread owns MLX: callers may use any thread, and the process may end at any moment.
+
+Whatever can hang or abort a process runs in a child process of its own, with a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import pytest
+
+import dflash2_mlx as d2
+from dflash2_mlx.runtime import Owner, owner
+from tests.tiny import TARGET_CONFIGS, save_drafter, save_target
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENIZER = ROOT / "dflash2_mlx" / "data" / "mini" / "target"
+PROMPT = [3, 5, 9, 100, 20, 77]
+CONFIG = d2.GenerationConfig(max_tokens=24)
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """Call in a new thread that ends before this returns."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=60)
+
+
+# The owner thread itself.
+
+
+class Count:
+    """A job of `steps` steps that notes the thread and the order."""
+
+    def __init__(self, name: str, steps: int, log: list[tuple[str, int]]):
+        self.name, self.left, self.log = name, steps, log
+        self.threads: set[int] = set()
+        self.waiting = False
+        self.done = threading.Event()
+
+    def ready(self) -> bool:
+        return not self.waiting
+
+    def step(self) -> bool:
+        self.threads.add(threading.get_ident())
+        self.log.append((self.name, self.left))
+        self.left -= 1
+        if self.left == 0:
+            self.done.set()
+        return self.left > 0
+
+
+@pytest.fixture
+def fresh_owner() -> Any:
+    made = Owner()
+    yield made
+    made.stop()
+
+
+def test_calls_run_on_the_owner_thread_and_errors_come_back(fresh_owner: Owner) -> None:
+    here = threading.get_ident()
+    there = fresh_owner.call(threading.get_ident)
+    assert there != here
+    assert in_thread(lambda: fresh_owner.call(threading.get_ident)) == there
+    assert fresh_owner.call(lambda: fresh_owner.call(threading.get_ident)) == there, "a nested call runs at once"
+    with pytest.raises(ZeroDivisionError):
+        fresh_owner.call(lambda: 1 // 0)
+    assert fresh_owner.call(lambda: 5) == 5
+
+
+def test_jobs_take_turns(fresh_owner: Owner) -> None:
+    log: list[tuple[str, int]] = []
+    jobs = [Count(name, 5, log) for name in "ab"]
+    fresh_owner.call(lambda: [fresh_owner.submit(job) for job in jobs])
+    assert all(job.done.wait(10) for job in jobs)
+    assert [name for name, _ in log] == ["a", "b"] * 5
+
+
+def test_a_job_whose_reader_is_behind_waits_and_goes_on(fresh_owner: Owner) -> None:
+    log: list[tuple[str, int]] = []
+    slow, other = Count("slow", 2, log), Count("other", 4, log)
+    slow.waiting = True
+    fresh_owner.call(lambda: [fresh_owner.submit(job) for job in (slow, other)])
+    assert other.done.wait(10)
+    assert not slow.done.is_set()
+    slow.waiting = False
+    assert slow.done.wait(10)
+
+
+def test_a_call_is_served_between_the_steps_of_a_job(fresh_owner: Owner) -> None:
+    job = Count("long", 10**9, [])
+    fresh_owner.submit(job)
+    assert fresh_owner.call(lambda: 7) == 7
+    assert job.left > 0
+
+
+def test_a_stopped_owner_refuses_instead_of_hanging() -> None:
+    made = Owner()
+    made.stop()
+    with pytest.raises(RuntimeError, match="ended"):
+        in_thread(lambda: made.call(lambda: 1))
+    made.stop()  # twice does no harm
+
+
+# Models and threads (CK-17).
+
+
+def folders(tmp_path: Path, family: str = "qwen3_5") -> tuple[Path, Path]:
+    target = save_target(tmp_path / "target", family, tokenizer=TOKENIZER)
+    return target, save_drafter(tmp_path / "drafter")
+
+
+def test_load_in_one_thread_generate_in_another_read_in_a_third(tmp_path: Path) -> None:
+    target, drafter = folders(tmp_path)
+    here = d2.generate(d2.load(target, drafter), PROMPT, CONFIG).token_ids
+    engine = in_thread(lambda: d2.load(target, drafter))
+    stream = in_thread(lambda: d2.stream_generate(engine, PROMPT, CONFIG))
+    first = in_thread(lambda: next(stream))
+    rest = in_thread(lambda: list(stream))
+    ids = [token for event in [first, *rest] for token in event.token_ids]
+    assert ids == here
+
+
+def test_sessions_handed_between_threads(tmp_path: Path) -> None:
+    engine = d2.load(*folders(tmp_path, "llama"))
+    session = in_thread(lambda: d2.new_session(engine))
+    first = in_thread(lambda: d2.generate(engine, PROMPT, CONFIG, session=session))
+    turn = [*PROMPT, *first.token_ids, 4, 8]
+    second = in_thread(lambda: d2.generate(engine, turn, CONFIG, session=session))
+    assert second.stats.cached_tokens >= len(PROMPT)
+    assert second.token_ids == d2.generate(engine, turn, CONFIG).token_ids
+
+
+def test_a_prefix_saved_by_one_thread_is_restored_by_another(tmp_path: Path) -> None:
+    engine = d2.load(*folders(tmp_path))
+    session = d2.new_session(engine)
+    first = d2.generate(engine, PROMPT, CONFIG, session=session)
+    saved = in_thread(session.snapshot)
+    turn = [*PROMPT, *first.token_ids, 4, 8]
+    expected = d2.generate(engine, turn, CONFIG, session=session).token_ids
+    other = d2.new_session(engine)
+    in_thread(lambda: other.restore(saved))
+    again = in_thread(lambda: d2.generate(engine, turn, CONFIG, session=other))
+    assert again.stats.cached_tokens > len(PROMPT)
+    assert again.token_ids == expected
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_arrays_that_are_no_parameters_live_on_the_owner_thread(kind: str, tmp_path: Path) -> None:
+    """mlx-lm builds rotary tables lazily and outside the parameters: loaded elsewhere, the first pass would fail."""
+    scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 2048}
+    if kind == "llama3":
+        scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = {**TARGET_CONFIGS["llama"], "rope_scaling": scaling}
+    target = save_target(tmp_path / "target", "llama", tokenizer=TOKENIZER)
+    (target / "config.json").write_text(json.dumps(config))
+    assert d2.generate(d2.load(target), PROMPT, CONFIG).finish_reason is not None
+
+
+def test_many_threads_at_once(tmp_path: Path) -> None:
+    engine = d2.load(*folders(tmp_path))
+    prompts = [[*PROMPT, number] for number in range(6)]
+    alone = [d2.generate(engine, prompt, CONFIG).token_ids for prompt in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda prompt: d2.generate(engine, prompt, CONFIG).token_ids, prompts))
+    assert together == alone
+
+
+def test_all_work_is_on_the_owner_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    for name in ("eval", "async_eval"):
+        real = getattr(mx, name)
+        monkeypatch.setattr(mx, name, lambda *a, _real=real: (threads.add(threading.get_ident()), _real(*a))[1])
+    target, drafter = folders(tmp_path)
+    threads.clear()  # the folders were written by this thread
+    engine = d2.load(target, drafter)
+    d2.load_drafter(drafter)
+    result = d2.generate(engine, PROMPT, CONFIG)
+    d2.compare_runs(engine, PROMPT, CONFIG, result, result)
+    assert threads == {owner().call(threading.get_ident)}
+
+
+# The end of the process.
+
+PREPARE = """
+    import sys, threading
+    import dflash2_mlx as d2
+    engine = d2.load("mini")
+    long = d2.GenerationConfig(max_tokens=1500, stop_token_ids=())
+"""
+
+
+def start_child(body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PREPARE) + textwrap.dedent(body)],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def end_of(child: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = child.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        out, err = child.communicate()
+        pytest.fail(f"the process did not end; it wrote {out!r} and {err!r}")
+    return child.returncode, out, err
+
+
+ENDINGS = {
+    "unfinished stream, still referenced": """
+        stream = d2.stream_generate(engine, "def f(", long)
+        for _ in range(4): next(stream)
+    """,
+    "unfinished stream in a session": """
+        session = d2.new_session(engine)
+        stream = d2.stream_generate(engine, "def f(", long, session=session)
+        for _ in range(4): next(stream)
+    """,
+    "stream read by a daemon thread": """
+        begun = threading.Event()
+        def read():
+            for event in d2.stream_generate(engine, "def f(", long):
+                begun.set()
+        threading.Thread(target=read, daemon=True).start()
+        begun.wait()
+    """,
+    "stream left in a worker that ended": """
+        kept = []
+        def read():
+            kept.append(d2.stream_generate(engine, "def f(", long))
+            next(kept[0])
+        worker = threading.Thread(target=read)
+        worker.start(); worker.join()
+    """,
+    "sys.exit in the middle of a for loop": """
+        for number, event in enumerate(d2.stream_generate(engine, "def f(", long)):
+            if number == 4: sys.exit(0)
+    """,
+    "two streams, one session idle, engine deleted": """
+        streams = [d2.stream_generate(engine, "def f(", long) for _ in range(2)]
+        for stream in streams: next(stream)
+        idle = d2.new_session(engine)
+        del engine
+    """,
+}
+
+
+@pytest.mark.parametrize("body", ENDINGS.values(), ids=ENDINGS.keys())
+def test_the_process_ends_cleanly(body: str) -> None:
+    code, _, err = end_of(start_child(body))
+    assert (code, err) == (0, "")
+
+
+def test_ctrl_c_ends_a_reply_and_the_process() -> None:
+    child = start_child("""
+        for number, event in enumerate(d2.stream_generate(engine, "def f(", long)):
+            print(number)
+    """)
+    assert child.stdout is not None
+    while child.stdout.readline() != "5\n":
+        assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    code, _, err = end_of(child)
+    assert code in (130, -signal.SIGINT)
+    assert err.strip().endswith("KeyboardInterrupt")
+    assert "terminate" not in err and "Fatal" not in err
+
+
+def test_ctrl_c_cancels_one_reply_and_the_next_one_works() -> None:
+    child = start_child("""
+        short = d2.GenerationConfig(max_tokens=16)
+        expected = d2.generate(engine, "def f(", short).token_ids
+        session = d2.new_session(engine)
+        try:
+            for number, event in enumerate(d2.stream_generate(engine, "def f(", long, session=session)):
+                print(number)
+        except KeyboardInterrupt:
+            del event
+        print("same" if d2.generate(engine, "def f(", short, session=session).token_ids == expected else "differs")
+    """)
+    assert child.stdout is not None
+    while child.stdout.readline() != "5\n":
+        assert child.poll() is None
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    code, out, err = end_of(child)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "same"
+    assert time.monotonic() - began < 20
