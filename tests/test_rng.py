@@ -1,0 +1,84 @@
+"""Randomness depends on seed, position and purpose, and on nothing else (architecture 3; CK-15, CK-16)."""
+
+from __future__ import annotations
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from scipy import stats
+
+from dflash2_mlx.rng import Purpose, base_keys, gumbel, uniform
+
+KEYS = base_keys(7)
+MANY = 20_000
+
+
+def draws(purpose: Purpose, seed: int = 7, count: int = 1) -> np.ndarray:
+    return np.array(uniform(base_keys(seed), purpose, mx.arange(MANY, dtype=mx.int32), count))
+
+
+@pytest.mark.parametrize("draw", [uniform, gumbel])
+def test_a_position_draws_the_same_in_any_batch(draw):
+    positions = mx.array([[5, 6, 7, 8], [100, 101, 102, 103], [8, 5, 7, 6]], dtype=mx.int32)
+    together = np.array(draw(KEYS, Purpose.TARGET, positions, 11))
+    assert together.shape == (3, 4, 11)
+    for row, column in itertools.product(range(3), range(4)):
+        alone = draw(KEYS, Purpose.TARGET, positions[row, column].reshape(1), 11)
+        np.testing.assert_array_equal(together[row, column], alone[0])
+    np.testing.assert_array_equal(together[2, 1], together[0, 0])
+    wider = draw(KEYS, Purpose.TARGET, mx.arange(16, dtype=mx.int32)[None], 11)
+    np.testing.assert_array_equal(together[0], wider[0, 5:9])
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_uniforms_are_uniform_over_positions(purpose):
+    values = draws(purpose)[:, 0]
+    assert values.min() >= 0 and values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > 1e-4
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 4 / MANY**0.5  # neighbours
+
+
+def test_uniforms_within_one_position_are_independent():
+    values = draws(Purpose.DRAFT, count=8)
+    assert stats.kstest(values.reshape(-1), "uniform").pvalue > 1e-4
+    off = np.corrcoef(values.T) - np.eye(8)
+    assert np.abs(off).max() < 5 / MANY**0.5
+
+
+def test_purposes_share_nothing():
+    columns = [draws(purpose)[:, 0] for purpose in Purpose]
+    for left, right in itertools.combinations(columns, 2):
+        assert not np.intersect1d(left[:100], right[:100]).size
+        for shift in range(3):  # not even a position apart
+            assert abs(np.corrcoef(left[shift:], right[: MANY - shift])[0, 1]) < 4 / MANY**0.5
+
+
+@pytest.mark.parametrize("other", [6, 8, 7 + 2**32, 0, 2**64 - 1])
+def test_seeds_share_nothing(other):
+    assert abs(np.corrcoef(draws(Purpose.TARGET)[:, 0], draws(Purpose.TARGET, other)[:, 0])[0, 1]) < 4 / MANY**0.5
+
+
+def test_gumbel_numbers_are_standard():
+    values = np.array(gumbel(KEYS, Purpose.TARGET, mx.arange(MANY, dtype=mx.int32), 1))[:, 0]
+    assert stats.kstest(values, "gumbel_r").pvalue > 1e-4
+    assert np.isfinite(values).all()
+
+
+def test_gumbel_numbers_draw_from_p():
+    p = np.array([0.5, 0.3, 0.15, 0.04, 0.01])
+    noise = gumbel(KEYS, Purpose.RESIDUAL, mx.arange(MANY, dtype=mx.int32), 5)
+    picks = np.array(mx.argmax(mx.log(mx.array(p)) + noise, axis=-1))
+    assert stats.chisquare(np.bincount(picks, minlength=5), p * MANY).pvalue > 1e-4
+
+
+def test_a_uniform_of_zero_has_a_finite_gumbel():
+    # log(0) would forbid a token for good; MLX's uniform does return 0.
+    assert np.isfinite(np.array(gumbel(KEYS, Purpose.TARGET, mx.arange(2000, dtype=mx.int32), 1000))).all()
+
+
+def test_positions_may_come_from_the_device():
+    start = mx.array([12], dtype=mx.int32) + mx.argmax(mx.array([0.0, 1.0]))
+    fixed = gumbel(KEYS, Purpose.TARGET, mx.array([13], dtype=mx.int32), 4)
+    np.testing.assert_array_equal(gumbel(KEYS, Purpose.TARGET, start.astype(mx.int32), 4), fixed)
