@@ -153,10 +153,10 @@ def assert_same_buffers(mine: RowBuffers, fresh: RowBuffers, length: int, name: 
     visible = 0 if mine.window is None else max(0, length - (mine.window - 1))
     first = max(mine.base, fresh.base)
     assert first <= visible, f"{name}: rows from {visible} on are visible, kept are those from {first} on"
-    for layer, pair in enumerate(zip(mine.keys, fresh.keys)):
-        assert_same_bits(*(rows_of(b, k, first, length) for b, k in zip((mine, fresh), pair)), f"{name} K {layer}")
-    for layer, pair in enumerate(zip(mine.values, fresh.values)):
-        assert_same_bits(*(rows_of(b, v, first, length) for b, v in zip((mine, fresh), pair)), f"{name} V {layer}")
+    for part in ("keys", "values"):
+        for layer, (own, other) in enumerate(zip(getattr(mine, part), getattr(fresh, part), strict=True)):
+            rows = rows_of(mine, own, first, length), rows_of(fresh, other, first, length)
+            assert_same_bits(*rows, f"{name}, {part} {layer}")
 
 
 def assert_state_of(session: Session, text: Sequence[int]) -> int:
@@ -176,7 +176,7 @@ def assert_state_of(session: Session, text: Sequence[int]) -> int:
         target.commit(fresh, length)
     assert_same_buffers(state.full, fresh.full, length, "full attention")
     assert_same_buffers(state.sliding, fresh.sliding, length, "sliding attention")
-    for layer, (mine, other) in enumerate(zip(state.recurrent, fresh.recurrent)):
+    for layer, (mine, other) in enumerate(zip(state.recurrent, fresh.recurrent, strict=True)):
         if mine is None or other is None:
             assert mine is other, "a recurrent layer has a state on one side only"
             continue

@@ -96,8 +96,8 @@ def test_200_tokens_with_the_state_checked_after_every_round(family, compiled):
     if compiled:
         drafter.compile_for_inference()
     session = DFlash2Session(lively_target(family), drafter)
-    lengths = []
-    reply = run(session, Request(PROMPT, len(plain), width=BLOCK), each=lambda _: lengths.append(assert_state_of(session, text)))
+    request, lengths = Request(PROMPT, len(plain), width=BLOCK), []
+    reply = run(session, request, each=lambda _: lengths.append(assert_state_of(session, text)))
     assert reply.tokens == list(plain)
     assert lengths[-1] == len(text) - 1 and len(set(lengths)) > 60
 

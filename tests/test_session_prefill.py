@@ -89,7 +89,7 @@ def test_chunks_leave_no_trace(family, window):
         assert [tapped for _, tapped in target.calls] == [end > first_row for end in ends]
         held, other = session.context.buffers, whole.context.buffers
         assert held.base == other.base == first_row
-        for mine, theirs in zip((*held.keys, *held.values), (*other.keys, *other.values)):
+        for mine, theirs in zip((*held.keys, *held.values), (*other.keys, *other.values), strict=True):
             rows = [rows_of(b, a, first_row, len(LONG)) for b, a in ((held, mine), (other, theirs))]
             assert_same_bits(*rows, f"context rows with chunks of {chunk}")
         assert_state_of(session, LONG)

@@ -183,14 +183,14 @@ def test_two_sessions_in_turn_do_not_meet():
     drafter = make_tiny_drafter()
     sessions = [DFlash2Session(lively_target(family), drafter) for _ in range(2)]
     prompts = [PROMPT, EXTRA]
-    steps = [step_through(s, request(p, 20)) for s, p in zip(sessions, prompts)]
+    steps = [step_through(s, request(p, 20)) for s, p in zip(sessions, prompts, strict=True)]
     replies: list[list[int]] = [[], []]
     for _ in range(60):
         for index, step in enumerate(steps):
             result = next(step, None)
             if isinstance(result, RoundResult):
                 replies[index].extend(result.tokens)
-    for prompt, reply in zip(prompts, replies):
+    for prompt, reply in zip(prompts, replies, strict=True):
         assert reply == cold(family, prompt, 20).tokens
 
 

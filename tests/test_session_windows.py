@@ -29,15 +29,19 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     monkeypatch.setattr(buffers, "GROWTH", 3)
     monkeypatch.setattr(buffers, "_SMALL", 2)
     bases = set()
-    write = RowBuffers.write
+    put, resize = buffers._put_rows, RowBuffers._resize
 
-    def checked(self: RowBuffers, layer: int, keys: mx.array, values: mx.array, start: mx.array):
-        at = (start - self.base).tolist()
-        assert min(at) >= 0 and max(at) + keys.shape[2] <= self.capacity, "a write outside of its buffer"
-        bases.add(int(self.base))
-        return write(self, layer, keys, values, start)
+    def checked(buffer: mx.array, rows: mx.array, at: mx.array) -> mx.array:
+        first, last = min(at.tolist()), max(at.tolist())
+        assert first >= 0 and last + rows.shape[2] <= buffer.shape[2], "a write outside of its buffer"
+        return put(buffer, rows, at)
 
-    monkeypatch.setattr(RowBuffers, "write", checked)
+    def noted(self: RowBuffers, drop: int, capacity: int) -> None:
+        resize(self, drop, capacity)
+        bases.add(self.base)
+
+    monkeypatch.setattr(buffers, "_put_rows", checked)
+    monkeypatch.setattr(RowBuffers, "_resize", noted)
     return bases
 
 
@@ -209,7 +213,7 @@ def test_buffers_keep_what_is_visible(tight, batch, window):
         for layer in range(2):
             held.write(layer, content, -content, start)
         keep = [chance.randint(0, rows) for _ in lengths]
-        before, lengths = list(lengths), [n + k for n, k in zip(lengths, keep)]
+        before, lengths = list(lengths), [n + k for n, k in zip(lengths, keep, strict=True)]
         if flight is not None:  # the host learns of the round before; lengths of a batch are apart
             floor, upper = flight[0], upper - flight[1]
         flight = (min(before), rows - max(keep)) if batch == 1 else (min(before), 0)
