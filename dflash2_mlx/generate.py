@@ -10,7 +10,7 @@ import queue
 import secrets
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -32,7 +32,10 @@ NO_DRAFTER = "no drafter given"
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """One round, for display: `committed` tokens, the last of them the bonus when committed > num_accepted."""
+    """One round, for display: `committed` tokens, the last of them the bonus when committed > num_accepted.
+
+    A stop token is among the committed ones; what came after a stop string is not.
+    """
 
     num_accepted: int
     width: int
@@ -292,7 +295,7 @@ class _Reply:
         return not self._closed
 
     def _pass_on(self, session: Session, result: RoundResult) -> None:
-        tokens = list(result.tokens)
+        tokens, counted = list(result.tokens), result
         reason = session.finish_reason
         if reason == "stop":
             tokens = tokens[:-1]
@@ -301,14 +304,17 @@ class _Reply:
             pieces.append(self.text.push(token))
             if self.text.stopped:
                 reason, tokens = "stop", tokens[:number]
+                counted = replace(result, tokens=tuple(tokens))
                 session.finish(keep=number, reason=reason)
                 break
         if reason is not None:
             pieces.append(self.text.finish())
             session.finish()
             self._closed = True
-        self._count(result, session, len(tokens))
-        info = None if result.first else RoundInfo(result.num_accepted, result.width, len(tokens), result.proposal)
+        self._count(counted)
+        info = None
+        if not result.first:
+            info = RoundInfo(result.num_accepted, result.width, len(counted.tokens), result.proposal)
         self.events.put(
             GenerationEvent(
                 "".join(pieces),
@@ -322,7 +328,7 @@ class _Reply:
             )
         )
 
-    def _count(self, result: RoundResult, session: Session, emitted: int) -> None:
+    def _count(self, result: RoundResult) -> None:
         now = time.perf_counter()
         if not self._first_token:
             self._first_token = now

@@ -85,6 +85,8 @@ class Session:
             if not self._pending:
                 self._queue_constrained(request, request.constraint)
             return self._read(request)
+        if self._pending and self._pending[0].first:
+            return self._read(request)  # at once: nothing heavy was queued with it, and its reader waits
         if self._may_queue(request):
             self._queue_round(request, self._draft(request))
             if len(self._pending) == 1:

@@ -53,6 +53,7 @@ class PrefillProgress:
 class GenerationStats:
     """Numbers of one reply.
 
+    `generated_tokens` counts the stop token, which the reply leaves out, and nothing after a stop string.
     `acceptance_length` is committed tokens per round (the token of the prefill pass counts for neither).
     `acceptance_by_position[j-1]` is how often draft j was accepted among the rounds that accepted j - 1;
     None where no round got that far. `decode_s` starts when the first token is there; `prefill_s` ends then.

@@ -35,8 +35,7 @@ def tiny_engine(
     )  # fmt: skip
 
 
-def scripted_engine(family: str, accepts: Sequence[int], *, prompt: Sequence[int] = PROMPT, **changes: Any) -> Engine:
-    """An engine whose drafter knows the plain reply to PROMPT and errs on schedule."""
-    truth = [*prompt, *lively_reply(family)]
-    drafter = owner().call(lambda: ScriptedDrafter(truth, accepts, **changes))
-    return tiny_engine(family, drafter)
+def scripted_engine(family: str, accepts: Sequence[int], *, max_tokens: int = 64, **changes: Any) -> Engine:
+    """An engine whose drafter knows `max_tokens` tokens of the plain reply to PROMPT and errs on schedule."""
+    truth = [*PROMPT, *lively_reply(family, max_tokens=max_tokens)]
+    return tiny_engine(family, owner().call(lambda: ScriptedDrafter(truth, accepts, **changes)))
