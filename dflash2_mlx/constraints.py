@@ -39,8 +39,12 @@ def constraint_rows(constraint: LogitConstraint, proposal: Sequence[int], vocab_
     Raises:
         ConstraintError: wrong shape or type, or no token allowed in the first row.
     """
-    rows = np.asarray(constraint.masks(proposal))
     shape = (len(proposal) + 1, vocab_size)
+    masks = constraint.masks(proposal)
+    try:
+        rows = np.asarray(masks)
+    except ValueError:  # rows of different length
+        raise ConstraintError(f"LogitConstraint.masks: got ragged rows, expected bool {list(shape)}") from None
     if rows.shape != shape or rows.dtype != np.bool_:
         raise ConstraintError(
             f"LogitConstraint.masks: got {rows.dtype} {list(rows.shape)}, expected bool {list(shape)}"
