@@ -236,9 +236,10 @@ class _Reply:
 
     def _check_limits(self, engine: Engine, ids: list[int], config: GenerationConfig) -> None:
         self._max_tokens = config.max_tokens
-        top = max(ids)
-        if top >= engine.target.spec.embedding_rows or min(ids) < 0:
-            raise PromptError(f"prompt: got token id {top}, expected ids in 0..{engine.target.spec.embedding_rows - 1}")
+        rows = engine.target.spec.embedding_rows
+        for token in ids:
+            if not 0 <= token < rows:
+                raise PromptError(f"prompt: got token id {token}, expected ids in 0..{rows - 1}")
         vocab = engine.target.spec.vocab_size
         for token in config.sampling.logit_bias or {}:
             if token >= vocab:
@@ -272,7 +273,8 @@ class _Reply:
         """Stop now; the session keeps what the reader was given."""
         if not self._closed:
             self._closed = True
-            if self.session is not None:
+            # Before its first step a reply has no claim on the session: another one may be using it.
+            if self._began and self.session is not None:
                 self.session.finish(reason="cancelled")
 
     def _advance(self) -> bool:

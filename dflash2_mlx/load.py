@@ -25,6 +25,7 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 from .config import DFLASH1, DFLASH2, DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, PairError
+from .layout import on_cpu, store_for_device
 from .runtime import owner
 from .targets.base import Target
 from .targets.registry import describe_quantization, family_of, make_target, text_config
@@ -242,14 +243,14 @@ def _load_target(folder: Path, target_dtype: str) -> Any:
         raise CheckpointError(
             f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint"
         ) from None
-    if target_dtype == "float32" or (target_dtype == "auto" and _on_cpu()):
+    if target_dtype == "float32" or (target_dtype == "auto" and on_cpu()):
         # Scales and biases too: 4-bit weights then run with float32 activations, and dequantize without rounding.
         model.set_dtype(mx.float32)
         if target_dtype == "float32":
             model = dequantize_model(model)
     elif target_dtype == "bfloat16":
         _cast_model(model, mx.bfloat16)
-    mx.eval(model.parameters())
+    store_for_device(model)
     return model
 
 
@@ -264,13 +265,9 @@ def _cast_model(model: Any, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _on_cpu() -> bool:
-    return mx.default_device() == mx.Device(mx.cpu)
-
-
 def _drafter_dtype(draft_bits: int | None) -> mx.Dtype:
     """Activations of the drafter: never float16 (it overflows), float32 where bfloat16 is emulated."""
-    if _on_cpu():
+    if on_cpu():
         return mx.float32
     architecture = str(mx.device_info().get("architecture", ""))
     emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
@@ -309,7 +306,7 @@ def _stop_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
 
 
 def _row_cost_note(quantization: str | None, target_dtype: str) -> str | None:
-    if not _on_cpu():
+    if not on_cpu():
         return None
     if quantization is not None and target_dtype != "float32":
         return (

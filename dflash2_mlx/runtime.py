@@ -90,18 +90,7 @@ class Owner:
     def _run(self) -> None:
         while not self._stopped:
             self._take_calls()
-            worked = False
-            for _ in range(len(self._jobs)):
-                job = self._jobs.popleft()
-                if not job.ready():
-                    self._jobs.append(job)
-                    continue
-                worked = True
-                if job.step():
-                    self._jobs.append(job)
-                if not self._calls.empty() or self._stopped:
-                    break
-            if not worked and self._jobs:
+            if not self._step_jobs() and self._jobs:
                 threading.Event().wait(_IDLE_S)
         self._jobs.clear()
         with self._ending:
@@ -111,6 +100,23 @@ class Owner:
             if call is not None:
                 call()
         mx.clear_streams()  # MLX aborts the process if a stream outlives the thread that made it
+
+    def _step_jobs(self) -> bool:
+        """Give each job one step, until a call comes in; False when none was ready."""
+        # A method of its own: while the thread waits, no local name may keep a finished job, and with it a
+        # session's buffers, alive. The same goes for calls, below.
+        worked = False
+        for _ in range(len(self._jobs)):
+            job = self._jobs.popleft()
+            if not job.ready():
+                self._jobs.append(job)
+                continue
+            worked = True
+            if job.step():
+                self._jobs.append(job)
+            if not self._calls.empty() or self._stopped:
+                break
+        return worked
 
     def _take_calls(self) -> None:
         """Run what was asked for; with no job to step, wait for the next call."""
@@ -122,6 +128,7 @@ class Owner:
             if call is None:
                 return
             call()
+            del call
 
 
 @functools.cache

@@ -23,6 +23,7 @@ import mlx.nn as nn
 from .config import DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError
+from .layout import store_for_device
 
 DRAFT_BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -285,7 +286,7 @@ def load_drafter_weights(
                 path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear)
             ),
         )
-    mx.eval(model.parameters())
+    store_for_device(model)
     model.compile_for_inference()
     return model
 

@@ -37,6 +37,7 @@ LIBRARY = [
     "drafter.context",
     "drafter.model",
     "drafter",
+    "layout",
     "weights",
     "constraints",
     "targets.gated_delta",
