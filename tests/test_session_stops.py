@@ -90,8 +90,8 @@ def test_a_stop_against_the_limit(family, schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", range(2, BLOCK + 1))
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", CRITICAL)
+@pytest.mark.parametrize("schedule", ["right", "ramp"])
+@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
 def test_every_stop_against_every_limit(family, schedule, width):
     plain = lively_reply(family)
     for limit in range(1, 2 * BLOCK + 1):
