@@ -49,6 +49,8 @@ def render_prompt(
     Raises:
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
+    if not isinstance(prompt, (str, Sequence, Mapping)):
+        raise PromptError(f"prompt: got {prompt!r}, expected text, chat messages or token ids")
     if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
         ids = [int(item) for item in prompt if isinstance(item, int)]
         return RenderedPrompt(_not_empty(ids), [])
@@ -57,27 +59,36 @@ def render_prompt(
             raise PromptError("prompt: got an empty string, expected text")
         if not (chat_template and tokenizer.has_chat_template):
             notices = [NO_TEMPLATE] if chat_template else []
-            if template_kwargs:
-                raise PromptError("chat_template_kwargs: got values, expected none: no chat template is used")
+            _refuse_template_kwargs(template_kwargs)
             return RenderedPrompt(_not_empty(list(tokenizer.encode(prompt))), notices)
         messages: list[Mapping[str, Any]] = [{"role": "user", "content": prompt}]
     else:
         messages = _checked_messages(prompt)
     if not tokenizer.has_chat_template or not chat_template:
+        _refuse_template_kwargs(template_kwargs)
         return _without_template(tokenizer, messages, chat_template)
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **(template_kwargs or {}))
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+    except (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
+        line = " ".join(str(error).split())
         raise PromptError(
-            f"messages: got what the chat template refuses ({error}), expected other roles or content"
+            f"messages: got what the chat template refuses ({line}), expected other roles or content"
         ) from None
     return RenderedPrompt(_not_empty(list(ids)), [])
+
+
+def _refuse_template_kwargs(template_kwargs: Mapping[str, Any] | None) -> None:
+    if template_kwargs:
+        raise PromptError(f"chat_template_kwargs: got {dict(template_kwargs)}, expected none: no chat template is used")
 
 
 def _without_template(tokenizer: Any, messages: list[Mapping[str, Any]], wanted: bool) -> RenderedPrompt:
     if len(messages) != 1 or not wanted:
         raise PromptError(f"messages: got {len(messages)} messages, expected a plain prompt: no chat template is used")
-    return RenderedPrompt(_not_empty(list(tokenizer.encode(messages[0]["content"]))), [NO_TEMPLATE])
+    content = messages[0]["content"]
+    if not isinstance(content, str):
+        raise PromptError(f"messages[0].content: got {content!r}, expected text: no chat template is used")
+    return RenderedPrompt(_not_empty(list(tokenizer.encode(content))), [NO_TEMPLATE])
 
 
 def _checked_messages(prompt: Sequence[Any]) -> list[Mapping[str, Any]]:

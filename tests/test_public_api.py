@@ -1,0 +1,101 @@
+"""What `import dflash2_mlx` gives: exactly the names of `__all__`, and no work done yet."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import dflash2_mlx as d2
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Asked of a fresh interpreter, since this one has long been at work.
+PROBE = """
+import json, sys, threading
+before = set(threading.enumerate())
+import dflash2_mlx
+from dflash2_mlx.runtime import owner
+print(json.dumps({
+    "threads": [t.name for t in threading.enumerate() if t not in before],
+    "owner": owner.cache_info().currsize,
+    "application": sorted(name for name in sys.modules if name.split(".")[0] in ("dflash2_app", "typer", "starlette")),
+    "names": sorted(name for name in vars(dflash2_mlx) if not name.startswith("_")),
+}))
+"""
+
+
+def imported() -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:dflash2_mlx", "-c", PROBE], cwd=ROOT, capture_output=True,
+        text=True, check=False, timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1, f"importing prints: {done.stdout}"
+    return json.loads(done.stdout)
+
+
+def test_importing_does_no_work():
+    found = imported()
+    assert found["threads"] == [], "importing starts threads"
+    assert found["owner"] == 0, "importing starts the owner thread"
+    assert found["application"] == [], "the library imports the application"
+
+
+def test_all_is_exactly_what_can_be_imported():
+    # Submodules are attributes of the package once imported; they are not part of its promise.
+    public = {
+        name for name, value in vars(d2).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(d2.__all__)
+    assert len(d2.__all__) == len(set(d2.__all__))
+
+
+@pytest.mark.parametrize("name", d2.__all__)
+def test_every_public_name_is_documented_and_ours(name):
+    value = getattr(d2, name)
+    assert value.__module__.split(".")[0] == "dflash2_mlx"
+    assert inspect.getdoc(value), f"{name} has no docstring"
+
+
+def test_star_import():
+    names: dict[str, object] = {}
+    exec("from dflash2_mlx import *", names)
+    assert set(d2.__all__) <= set(names)
+
+
+def test_version():
+    assert d2.__version__.count(".") == 2
+
+
+def test_errors_are_one_family():
+    errors = [value for value in vars(d2).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(errors) == 7
+    assert all(issubclass(error, d2.Dflash2Error) for error in errors)
+    assert issubclass(d2.ConfigError, ValueError)
+
+
+def test_signatures_are_those_of_the_contract():
+    def parameters(function: object) -> list[str]:
+        return list(inspect.signature(function).parameters)
+
+    assert parameters(d2.load) == ["target", "drafter", "draft_bits", "draft_group_size", "target_dtype"]
+    assert parameters(d2.load_drafter) == ["path", "draft_bits", "draft_group_size", "dtype"]
+    assert parameters(d2.stream_generate) == parameters(d2.generate) == [
+        "engine", "prompt", "config", "session", "constraint",
+    ]
+    assert parameters(d2.compare_runs) == ["engine", "prompt", "config", "plain", "dflash2"]
+    assert parameters(d2.SamplingConfig) == [
+        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias", "seed", "lossless_mode",
+    ]
+    assert parameters(d2.GenerationConfig) == [
+        "max_tokens", "sampling", "stop", "stop_token_ids", "block_size", "mode", "logprobs", "chat_template",
+        "chat_template_kwargs", "prefill_chunk",
+    ]
