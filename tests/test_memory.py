@@ -170,6 +170,7 @@ def test_fifty_sessions_leave_nothing(kind: str) -> None:
 def test_sessions_that_live_at_once_cost_their_rows_only() -> None:
     engine = tiny_engine("muse_glimmer", owner().call(make_tiny_drafter))
     config = d2.GenerationConfig(max_tokens=6)
+    d2.generate(engine, LONG[:200], config)  # whatever is made at first use
     base = owner().call(in_use)
     sessions = [d2.new_session(engine, config) for _ in range(8)]
     for number, session in enumerate(sessions):
