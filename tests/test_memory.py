@@ -176,7 +176,8 @@ def test_sessions_that_live_at_once_cost_their_rows_only() -> None:
     for number, session in enumerate(sessions):
         d2.generate(engine, [number, *LONG[:200]], config, session=session)
     total = sum(owner().call(lambda session=session: kept_bytes(session)) for session in sessions)
-    assert owner().call(in_use) - base < total + len(sessions) * 16 * KB
+    # Besides them: what the last round computed for rows that nobody has asked for yet.
+    assert owner().call(in_use) - base < total + len(sessions) * 40 * KB
     del session
     owner().call(sessions.clear)
     assert owner().call(in_use) == base
