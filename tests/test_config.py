@@ -113,6 +113,7 @@ def test_muse_assistant_file():
 @pytest.mark.parametrize(
     ("target_layers", "layers", "taps"),
     [(36, 5, (1, 9, 17, 25, 33)), (32, 5, (1, 8, 15, 22, 29)), (52, 5, (1, 13, 25, 37, 49)), (36, 1, (18,)),
+     (37, 5, (1, 9, 18, 26, 34)),
      (7, 3, (1, 2, 4)),  # 2.5 rounds to the even neighbour
      (33, 1, (16,))],
 )

@@ -17,10 +17,11 @@ import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
+from dflash2_mlx.load import check_pair
 from dflash2_mlx.targets.registry import FAMILIES
 from tests.checkpoints import nothing_is_read
 from tests.messages import mentions
-from tests.tiny import LAYERS, TARGET_CONFIGS, VOCAB, save_drafter, save_target
+from tests.tiny import LAYERS, TARGET_CONFIGS, VOCAB, drafter_config, save_drafter, save_target
 
 MINI = Path(d2.__file__).parent / "data" / "mini"
 
@@ -149,6 +150,13 @@ def test_swapped_places(pair):
 def test_a_drafter_made_for_another_target(pair, tmp_path, changes, parts):
     save_drafter(tmp_path, **changes)
     stops((d2.PairError, d2.ConfigError), *parts, target=pair / "target", drafter=tmp_path)
+
+
+def test_taps_beyond_the_target_are_refused_by_the_pair_check_itself():
+    config = d2.DrafterConfig.from_dict(drafter_config(num_target_layers=None, target_layer_ids=[0, LAYERS]))
+    with pytest.raises(d2.PairError) as caught:
+        check_pair(config, TARGET_CONFIGS["qwen3"])
+    mentions(caught.value, "target_layer_ids", LAYERS)
 
 
 def test_a_drafter_for_a_smaller_vocabulary_fits(pair, tmp_path):

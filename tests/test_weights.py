@@ -149,8 +149,9 @@ def test_every_wrong_shape_is_named_with_both_shapes(tmp_path, name):
 def test_transposed_kernels_are_refused(tmp_path):
     raw, weights = fitting(conv_kernel_size=3)
     name = "layers.0.attention_conv.base_kernel"
+    assert weights[name].shape == (2, 3, 64)  # [side, tap, channel]
     weights[name] = weights[name].swapaxes(0, 1)
-    refused(write(tmp_path, raw, weights), name, [3, 2, 64], [2, 3, 64])
+    refused(write(tmp_path, raw, weights), f"tensor {name}: got shape [3, 2, 64], expected [2, 3, 64]")
 
 
 @pytest.mark.parametrize("dtype", [mx.int32, mx.uint8, mx.uint32])
