@@ -219,13 +219,15 @@ def test_a_damaged_config(own_pair, part, content):
 
 
 def test_a_folder_without_config(tmp_path):
-    stops(d2.CheckpointError, "config.json", target=tmp_path)
+    stops(d2.CheckpointError, "got no config.json", target=tmp_path)
 
 
 @pytest.mark.parametrize("source", ["no/such/folder", "./nothing", "nothing", Path("owner/name"), "~/nothing", ""])
 def test_no_such_folder(source):
-    stops(d2.CheckpointError, "model", repr(str(source)), target=source)
-    stops(d2.CheckpointError, "model", repr(str(source)), target="mini", drafter=source)
+    # What cannot be a Hub id is not looked for there.
+    parts = ("model", repr(str(source)), "an existing folder or a Hub id")
+    stops(d2.CheckpointError, *parts, target=source)
+    stops(d2.CheckpointError, *parts, target="mini", drafter=source)
 
 
 def test_a_hub_id_that_cannot_be_reached():
