@@ -37,7 +37,8 @@ class TokenChooser:
         self.history = None
         if sampling.needs_history:
             self.history = TokenHistory.empty(1, vocab_size)
-            ids = mx.array(sorted(set(prompt)), dtype=mx.int32)
+            # An embedding may have more rows than the head; MLX does not check the bounds of a write.
+            ids = mx.array(sorted({token for token in prompt if token < vocab_size}), dtype=mx.int32)
             self.history.in_prompt[:, ids] = True
 
     def shared_noise(self, start: mx.array, rows: int) -> mx.array | None:

@@ -87,6 +87,13 @@ def test_presence_and_frequency_look_at_the_reply_only():
     assert processed.tolist() == [[[0.0, -1.5, -2.0, 0.0]]]
 
 
+def test_prompt_tokens_the_head_does_not_know_are_left_out():
+    # They would be written past the end of the array.
+    chooser = TokenChooser(SamplingConfig(repetition_penalty=2.0), 4, seed=0, prompt=[1, 4, 900])
+    assert chooser.history.in_prompt.tolist() == [[False, True, False, False]]
+    assert TokenChooser(SamplingConfig(repetition_penalty=2.0), 4, seed=0, prompt=[9]).history.in_prompt.sum() == 0
+
+
 def test_history_counts_only_what_was_kept():
     history = TokenHistory.empty(2, 6)
     history.add(mx.array([[1, 1, 5], [2, 3, 4]]), mx.array([2, 0]))
