@@ -19,7 +19,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 GROWTH = 256  # rows added at a time, and spare rows of a sliding buffer between two compactions
-_SMALL = 64  # the same while the buffer is short: masked rows cost as much as real ones
+_SMALL = 32  # the same while the buffer is short: masked rows cost as much as real ones
 
 
 Result = TypeVar("Result")

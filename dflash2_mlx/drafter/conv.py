@@ -40,12 +40,15 @@ class DynamicConv(nn.Module):
         """
         batch, length, _ = x.shape
         delta = self.kernel_projection(x).reshape(batch, length, 2, self.taps, self.groups)
-        out = dynamic_conv(x, self.base_kernel[BEFORE], delta[:, :, BEFORE])
+        out = dynamic_conv(x, self._base(BEFORE), delta[:, :, BEFORE])
         return out, delta[:, :, AFTER]
 
     def finish(self, y: mx.array, delta: mx.array) -> mx.array:
         """Convolve the sublayer's output [B, L, D] with the coefficients `prepare` returned."""
-        return dynamic_conv(y, self.base_kernel[AFTER], delta)
+        return dynamic_conv(y, self._base(AFTER), delta)
+
+    def _base(self, side: int) -> mx.array:
+        return self.base_kernel[side : side + 1].squeeze(0)  # a view; base_kernel[side] would copy
 
 
 class NoConv(nn.Module):

@@ -28,8 +28,9 @@ def dynamic_conv(x: mx.array, base: mx.array, delta: mx.array) -> mx.array:
     rows = x.astype(mx.float32).reshape(batch, length, groups, channels // groups)
     kernel = base.astype(mx.float32).reshape(taps, groups, channels // groups)
     change = delta.astype(mx.float32)[..., None]
-    out = (kernel[0] + change[:, :, 0]) * rows
+    # Slices, not kernel[tap]: an index would copy the coefficients at every call.
+    out = (kernel[:1] + change[:, :, 0]) * rows
     for tap in range(1, min(taps, length)):
         shifted = mx.pad(rows[:, :-tap], [(0, 0), (tap, 0), (0, 0), (0, 0)])
-        out = out + (kernel[tap] + change[:, :, tap]) * shifted
+        out = out + (kernel[tap : tap + 1] + change[:, :, tap]) * shifted
     return out.reshape(x.shape).astype(x.dtype)
