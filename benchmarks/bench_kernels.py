@@ -1,0 +1,148 @@
+"""Every operation of dflash2_mlx/kernels: milliseconds per call.
+
+    python -m benchmarks.bench_kernels --repeats 30 --json out.json
+
+Shapes are those the kernel tests compare with the NumPy references, then the sizes of the embedded pair and of two
+published drafters. The small ones cost no more than a call; the large ones are what a round pays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from benchmarks.machine import (
+    BadInput,
+    OneLineParser,
+    check_writable,
+    describe_machine,
+    print_machine,
+    run_command,
+    write_json,
+)
+from dflash2_mlx.kernels.dynamic_conv import dynamic_conv
+from dflash2_mlx.kernels.select_walk import edge_scores, select_walk
+from dflash2_mlx.kernels.top_candidates import top_candidates
+from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
+from tests.kernels.test_select_walk import SHAPES as WALK_SHAPES
+from tests.kernels.test_top_candidates import COUNTS, SIZES
+
+# One drafted block each: (rows, hidden size, vocabulary, selector rank); K is 16, a group 16 channels, 2 taps.
+MODELS = {
+    "mini": (8, 256, 4096, 32),
+    "Qwen3.8-27B-DFlash2": (8, 5120, 248320, 256),
+    "Muse-Glimmer-30B-DFlash2": (16, 6656, 202048, 256),
+}
+TOP_K, GROUP, TAPS = 16, 16, 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape; `call` builds the graph of one call."""
+
+    operation: str
+    shape: str
+    call: Callable[[], object]
+
+
+def random(*shape: int, seed: int = 0) -> mx.array:
+    array = mx.random.normal(shape, key=mx.random.key(seed))
+    mx.eval(array)
+    return array
+
+
+def conv_case(label: str, batch: int, rows: int, channels: int, taps: int, group: int) -> Case:
+    x, base = random(batch, rows, channels), random(taps, channels, seed=1)
+    delta = random(batch, rows, taps, channels // group, seed=2)
+    return Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta))
+
+
+def candidates_case(label: str, rows: tuple[int, ...], vocab: int, top_k: int) -> Case:
+    logits = random(*rows, vocab)
+    return Case("top_candidates", label, lambda: top_candidates(logits, top_k))
+
+
+def walk_cases(label: str, batch: int, rows: int, vocab: int, rank: int, top_k: int) -> Iterator[Case]:
+    left, right = random(batch, rows, top_k, rank), random(batch, rows, top_k, rank, seed=1)
+    gate, logits = random(batch, rows, rank, seed=2), random(batch, rows, vocab, seed=3)
+    candidates, unary = top_candidates(logits, top_k)
+    edges, noise = edge_scores(left, gate, right), random(batch, rows, top_k, seed=4)
+    mx.eval(candidates, unary, edges)
+
+    def drawn() -> object:
+        walk = select_walk(candidates, unary, edges, temperature=1.0, noise=noise)
+        return [walk.tokens, walk.q]
+
+    yield Case("edge_scores", label, lambda: edge_scores(left, gate, right))
+    yield Case("select_walk, greedy", label, lambda: select_walk(candidates, unary, edges).tokens)
+    yield Case("select_walk, sampled", label, drawn)
+
+
+def cases(which: str) -> Iterator[Case]:
+    if which in ("tests", "all"):
+        for shape in CONV_SHAPES:
+            yield conv_case(str(shape), *shape)
+        for size in SIZES:
+            for top_k in COUNTS:
+                if top_k <= size:
+                    yield candidates_case(str((2, 3, size, top_k)), (2, 3), size, top_k)
+        for shape in WALK_SHAPES:
+            yield from walk_cases(str(shape), *shape)
+    if which in ("models", "all"):
+        for name, (rows, hidden, vocab, rank) in MODELS.items():
+            yield conv_case(name, 1, rows, hidden, TAPS, GROUP)
+            yield candidates_case(name, (1, rows - 1), vocab, TOP_K)
+            yield from walk_cases(name, 1, rows - 1, vocab, rank, TOP_K)
+
+
+@dataclass(frozen=True)
+class Timing:
+    operation: str
+    shape: str
+    median_ms: float
+    least_ms: float
+
+
+def measure(case: Case, repeats: int) -> Timing:
+    """One call at a time, built and waited for; the first two are not counted."""
+    times = []
+    for number in range(repeats + 2):
+        began = time.perf_counter()
+        mx.eval(case.call())
+        if number >= 2:
+            times.append(1e3 * (time.perf_counter() - began))
+    return Timing(case.operation, case.shape, statistics.median(times), min(times))
+
+
+def main(arguments: Sequence[str] | None) -> None:
+    parser = OneLineParser(
+        prog="bench_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", default="all", choices=("tests", "models", "all"))
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="write the timings here")
+    given = parser.parse_args(arguments)
+    if given.repeats < 1:
+        raise BadInput(f"--repeats: got {given.repeats}, expected at least 1")
+    check_writable(given.json)
+    machine = describe_machine()
+    print_machine(machine)
+    print(f"\n{'operation':<22} {'shape':<26} {'median ms':>10} {'least ms':>10}")
+    timings = []
+    for case in cases(given.shapes):
+        timing = measure(case, given.repeats)
+        timings.append(timing)
+        print(f"{timing.operation:<22} {timing.shape:<26} {timing.median_ms:>10.3f} {timing.least_ms:>10.3f}")
+    if given.json is not None:
+        record = {"machine": machine, "repeats": given.repeats, "timings": [asdict(timing) for timing in timings]}
+        write_json(given.json, record)
+
+
+if __name__ == "__main__":
+    run_command(main, "bench_kernels")
