@@ -73,6 +73,15 @@ def test_gumbel_numbers_draw_from_p():
     assert stats.chisquare(np.bincount(picks, minlength=5), p * MANY).pvalue > 1e-4
 
 
+def test_large_gumbel_numbers_are_not_rounded_together():
+    # With a vocabulary of 248,320 they decide every draw. From log(u) with u near 1 there are about 16,000,000
+    # numbers in all: those beyond 11 would tie, the lower id would win, and rare tokens would never come.
+    values = np.array(gumbel(KEYS, Purpose.TARGET, mx.arange(2000, dtype=mx.int32), 4000)).reshape(-1)
+    large = values[values > 10]
+    assert abs(len(large) - values.size * np.exp(-10)) < 5 * len(large) ** 0.5
+    assert len(np.unique(large)) >= len(large) - 1
+
+
 def test_a_uniform_of_zero_has_a_finite_gumbel():
     # log(0) would forbid a token for good; MLX's uniform does return 0.
     assert np.isfinite(np.array(gumbel(KEYS, Purpose.TARGET, mx.arange(2000, dtype=mx.int32), 1000))).all()
