@@ -311,3 +311,11 @@ def test_target_dtypes(tmp_path):
     ids = mx.array([[3, 5, 9, 100]])
     logits = [engine.target.forward(ids, engine.target.new_state()).logits for engine in (auto, exact)]
     np.testing.assert_allclose(*logits, rtol=0, atol=1e-4)
+
+
+def test_auto_runs_bfloat16_files_in_float32_on_the_cpu(own_pair):
+    file = own_pair / "target" / "model.safetensors"
+    weights = {name: array.astype(mx.bfloat16) for name, array in mx.load(str(file)).items()}
+    mx.save_safetensors(str(file), weights)
+    assert dtypes(d2.load(own_pair / "target")) == {mx.float32}
+    assert dtypes(d2.load(own_pair / "target", target_dtype="bfloat16")) == {mx.bfloat16}
