@@ -168,17 +168,36 @@ def test_muse_glimmer_slides_alike(tight, tokens):
         assert changed_rows(before, after) == [start - WINDOW < position < start], position
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("width", [2, 5, 8])
-@pytest.mark.parametrize("tokens", [2, 3, 4, 40])
-def test_a_block_row_sees_what_is_nearer_than_the_window(tight, tokens, width, causal):
-    # One layer and an identity convolution: rows do not hear of each other's context.
+def one_layer_drafter(*, causal: bool, window: int = WINDOW) -> ScriptedDrafter:
+    """One layer and an identity convolution: rows do not hear of what other rows see."""
     drafter = ScriptedDrafter(
-        [], reject_every(3), block_size=8, num_hidden_layers=1, layer_types=["sliding_attention"], is_causal=causal
+        [], reject_every(3), block_size=8, num_hidden_layers=1, layer_types=["sliding_attention"],
+        is_causal=causal, sliding_window=window,
     )
     for conv in (drafter.layers[0].attention_conv, drafter.layers[0].mlp_conv):
         conv.base_kernel = mx.broadcast_to(mx.array([1.0, 0.0])[None, :, None], conv.base_kernel.shape)
         conv.kernel_projection.weight = mx.zeros_like(conv.kernel_projection.weight)
+    return drafter
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_block_rows_see_each_other_within_the_window(causal, window):
+    drafter, width = one_layer_drafter(causal=causal, window=window), 6
+    block = drafter.block_embeddings(mx.array([50], dtype=mx.int32), width, lively_target("qwen3"))
+    before = drafter.hidden(block, drafter.new_context())
+    for changed in range(width):
+        other = mx.where(mx.arange(width)[None, :, None] == changed, block[:, :, ::-1], block)
+        after = drafter.hidden(other, drafter.new_context())
+        sees = [abs(row - changed) < window and (row >= changed or not causal) for row in range(width)]
+        assert changed_rows(before, after) == sees, changed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [2, 5, 8])
+@pytest.mark.parametrize("tokens", [2, 3, 4, 40])
+def test_a_block_row_sees_what_is_nearer_than_the_window(tight, tokens, width, causal):
+    drafter = one_layer_drafter(causal=causal)
     session = drafted_session("qwen3", drafter, tokens)
     context, start = session.context, session.position
     block = drafter.block_embeddings(mx.array([50], dtype=mx.int32), width, session.target)
