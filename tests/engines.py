@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import mlx.core as mx
 
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.load import Engine
@@ -39,3 +43,16 @@ def scripted_engine(family: str, accepts: Sequence[int], *, max_tokens: int = 64
     """An engine whose drafter knows `max_tokens` tokens of the plain reply to PROMPT and errs on schedule."""
     truth = [*PROMPT, *lively_reply(family, max_tokens=max_tokens)]
     return tiny_engine(family, owner().call(lambda: ScriptedDrafter(truth, accepts, **changes)))
+
+
+def settled_bytes(expected: int | None = None) -> int:
+    """Bytes MLX has in use once the owner thread has nothing to do; waits up to a second for what is expected.
+
+    The owner is not asked: a new call would make it forget the one before, which may be what holds memory.
+    """
+    gc.collect()
+    for _ in range(100):
+        if mx.get_active_memory() == expected:
+            break
+        time.sleep(0.01 if expected is not None else 0.002)
+    return mx.get_active_memory()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -11,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.targets.registry import make_target
-from tests.engines import scripted_engine, tiny_engine
+from tests.engines import scripted_engine, settled_bytes, tiny_engine
 from tests.runs import PROMPT, lively_reply
 from tests.scripted import RIGHT
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
@@ -186,19 +184,14 @@ def test_cancelled_replies_leave_no_memory_behind() -> None:
     engine = drafting_engine("qwen3_5")
     config = d2.GenerationConfig(max_tokens=12, prefill_chunk=9)
     count = len(list(d2.stream_generate(engine, LONG, config)))
-    base = active_bytes()
+    base = settled_bytes()
     for events in range(1, count):
         stream = d2.stream_generate(engine, LONG, config)
         for _ in range(events):
             next(stream)
         stream.close()
         del stream
-        assert active_bytes() == base, f"after {events} events"
-
-
-def active_bytes() -> int:
-    gc.collect()
-    return owner().call(mx.get_active_memory)
+        assert settled_bytes(base) == base, f"after {events} events"
 
 
 def test_a_cancelled_stream_does_not_disturb_the_others() -> None:

@@ -21,7 +21,7 @@ from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
 from dflash2_mlx.stats import RoundResult
-from tests.engines import tiny_engine
+from tests.engines import settled_bytes, tiny_engine
 from tests.runs import PROMPT, lively_target
 from tests.tiny import make_tiny_drafter, save_drafter, save_target
 
@@ -161,26 +161,26 @@ def test_fifty_sessions_leave_nothing(kind: str) -> None:
         d2.generate(engine, [number, *LONG[: 10 + number]], config)
 
     reply(0)
-    base = owner().call(in_use)
+    base = settled_bytes()
     for number in range(1, 51):
         reply(number)
-        assert owner().call(in_use) == base, f"after session {number}"
+        assert settled_bytes(base) == base, f"after session {number}"
 
 
 def test_sessions_that_live_at_once_cost_their_rows_only() -> None:
     engine = tiny_engine("muse_glimmer", owner().call(make_tiny_drafter))
     config = d2.GenerationConfig(max_tokens=6)
     d2.generate(engine, LONG[:200], config)  # whatever is made at first use
-    base = owner().call(in_use)
+    base = settled_bytes()
     sessions = [d2.new_session(engine, config) for _ in range(8)]
     for number, session in enumerate(sessions):
         d2.generate(engine, [number, *LONG[:200]], config, session=session)
-    total = sum(owner().call(lambda session=session: kept_bytes(session)) for session in sessions)
+    total = sum(kept_bytes(session) for session in sessions)
     # Besides them: what the last round computed for rows that nobody has asked for yet.
-    assert owner().call(in_use) - base < total + len(sessions) * 40 * KB
+    assert settled_bytes() - base < total + len(sessions) * 40 * KB
     del session
-    owner().call(sessions.clear)
-    assert owner().call(in_use) == base
+    sessions.clear()
+    assert settled_bytes(base) == base
 
 
 def test_a_snapshot_costs_one_copy_and_goes_with_its_holder() -> None:

@@ -71,20 +71,31 @@ def make_session(kind: str, family: str) -> Session:
 
 
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_what_is_read_was_queued_as_it_is(logprobs: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slice taken by the host would be a new array, and its evaluation would wait behind the next round."""
+def test_what_is_queued_and_what_is_read(logprobs: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read was queued as it is, and what is queued is never a buffer.
+
+    A slice taken by the host would be a new array, and its evaluation would wait behind the next round. A call that
+    has a K/V buffer among its outputs holds it until the call ends, and the next write might copy all of it.
+    """
+    session = make_session("scripted drafter", "qwen3_5")
     queued: list[mx.array] = []
     strangers: list[mx.array] = []
     real_queue, real_read = mx.async_eval, mx.array.tolist
-    monkeypatch.setattr(mx, "async_eval", lambda *arrays: (queued.extend(arrays), real_queue(*arrays))[1])
+
+    def queue(*arrays: mx.array) -> None:
+        buffers = [*session.state.arrays(), *session._context_arrays()]
+        assert not any(array is buffer for array in arrays for buffer in buffers)
+        queued.extend(arrays)
+        real_queue(*arrays)
 
     def read(array: mx.array) -> Any:
         if not any(array is one for one in queued):
             strangers.append(array)
         return real_read(array)
 
+    monkeypatch.setattr(mx, "async_eval", queue)
     monkeypatch.setattr(mx.array, "tolist", read)
-    run(make_session("scripted drafter", "qwen3"), Request(PROMPT, TOKENS, width=WIDTH, logprobs=logprobs))
+    run(session, Request(PROMPT, TOKENS, width=WIDTH, logprobs=logprobs))
     assert len(queued) >= 5
     assert strangers == []
 
