@@ -14,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,10 +32,20 @@ CONFIG = d2.GenerationConfig(max_tokens=24)
 T = TypeVar("T")
 
 
-def in_thread(function: Callable[[], T]) -> T:
-    """Call in a new thread that ends before this returns."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result(timeout=60)
+def in_thread(function: Callable[[], T], *, timeout: float = 60) -> T:
+    """Call in a new thread that ends before this returns; one that hangs is left behind and fails the test."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            future.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return future.result(timeout=0)
 
 
 # The owner thread itself.
@@ -74,7 +84,8 @@ def test_calls_run_on_the_owner_thread_and_errors_come_back(fresh_owner: Owner) 
     there = fresh_owner.call(threading.get_ident)
     assert there != here
     assert in_thread(lambda: fresh_owner.call(threading.get_ident)) == there
-    assert fresh_owner.call(lambda: fresh_owner.call(threading.get_ident)) == there, "a nested call runs at once"
+    nested = in_thread(lambda: fresh_owner.call(lambda: fresh_owner.call(threading.get_ident)), timeout=10)
+    assert nested == there, "a nested call runs at once"
     with pytest.raises(ZeroDivisionError):
         fresh_owner.call(lambda: 1 // 0)
     assert fresh_owner.call(lambda: 5) == 5
@@ -102,7 +113,7 @@ def test_a_job_whose_reader_is_behind_waits_and_goes_on(fresh_owner: Owner) -> N
 def test_a_call_is_served_between_the_steps_of_a_job(fresh_owner: Owner) -> None:
     job = Count("long", 10**9, [])
     fresh_owner.submit(job)
-    assert fresh_owner.call(lambda: 7) == 7
+    assert in_thread(lambda: fresh_owner.call(lambda: 7), timeout=10) == 7
     assert job.left > 0
 
 
@@ -110,7 +121,7 @@ def test_a_stopped_owner_refuses_instead_of_hanging() -> None:
     made = Owner()
     made.stop()
     with pytest.raises(RuntimeError, match="ended"):
-        in_thread(lambda: made.call(lambda: 1))
+        in_thread(lambda: made.call(lambda: 1), timeout=10)
     made.stop()  # twice does no harm
 
 
