@@ -95,17 +95,18 @@ def test_rows_are_written_in_place(family: str, kind: str) -> None:
         width = 2
         session = DFlash2Session(target, make_tiny_drafter(compiled=kind.endswith("compiled"), sliding_window=64))
     read_prompt(session, Request(PROMPT, 10**6, width=width))
+    besides = in_use() - kept_bytes(session)
     for buffers in groups(session):
         buffers.reserve(session.state.floor, session.state.upper, 8192)
     smallest = min(array.nbytes for buffers in groups(session) for array in buffers.arrays())
     assert smallest > MB
     for _ in range(4):
         session.step()
-    before = mx.get_active_memory()
     mx.reset_peak_memory()
     for _ in range(40):
         session.step()
-    assert mx.get_peak_memory() - before < smallest
+    # One set of buffers, not two: an old one that somebody still holds would count as well.
+    assert mx.get_peak_memory() - besides - kept_bytes(session) < smallest
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
