@@ -49,7 +49,7 @@ class GenerationEvent:
 
     `token_ids` were committed by this event (a stop token is left out); `text` is what became certain, which
     may lag behind the tokens. While the prompt is read, only `prefilled` of `prompt_tokens` changes. The last
-    event carries the finish reason: "stop", "length" or "cancelled".
+    event carries the finish reason: "stop", "length" or "cancelled". `stats` are the numbers as of this event.
     """
 
     text: str
@@ -176,6 +176,16 @@ def _make_session(engine: Engine, mode: str) -> Session:
     return PlainSession(engine.target)
 
 
+def _check_session(engine: Engine, session: Session, mode: str) -> None:
+    if isinstance(session, DFlash2Session) != (mode == DFLASH2):
+        raise ConfigError(f"session: got a {type(session).__name__}, expected one made for mode {mode!r}")
+    same = session.target is engine.target
+    if isinstance(session, DFlash2Session):
+        same = same and session.drafter is engine.drafter
+    if not same:
+        raise ConfigError("session: got one of another engine, expected one made by new_session(engine)")
+
+
 def _width(engine: Engine, config: GenerationConfig) -> int:
     assert engine.block_size is not None
     width = config.block_size or engine.block_size
@@ -196,8 +206,8 @@ class _Reply:
         constraint: LogitConstraint | None,
     ):
         mode = _mode(engine, config)
-        if session is not None and isinstance(session, DFlash2Session) != (mode == DFLASH2):
-            raise ConfigError(f"session: got a {type(session).__name__}, expected one made for mode {mode!r}")
+        if session is not None:
+            _check_session(engine, session, mode)
         self._check_limits(engine, rendered.ids, config)
         sampling = config.sampling
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
@@ -212,6 +222,10 @@ class _Reply:
             if sampling.greedy or mode == PLAIN
             else ("coupled" if sampling.coupled else "rejection"),
         )
+        if self._max_tokens < config.max_tokens:
+            self.stats.notices.append(
+                f"max_tokens: {config.max_tokens} was cut to {self._max_tokens}, what the model's context leaves"
+            )
         if constraint is not None and mode == DFLASH2:
             self.stats.notices.append("a constraint is set: rounds wait for the host")
         stops = engine.stop_token_ids if config.stop_token_ids is None else frozenset(config.stop_token_ids)
@@ -233,6 +247,8 @@ class _Reply:
         self._began = 0.0
         self._first_token = 0.0
         self._closed = False
+        self._stalled_since = 0.0
+        self._stalled_s = 0.0
 
     def _check_limits(self, engine: Engine, ids: list[int], config: GenerationConfig) -> None:
         self._max_tokens = config.max_tokens
@@ -241,9 +257,10 @@ class _Reply:
             if not 0 <= token < rows:
                 raise PromptError(f"prompt: got token id {token}, expected ids in 0..{rows - 1}")
         vocab = engine.target.spec.vocab_size
-        for token in config.sampling.logit_bias or {}:
-            if token >= vocab:
-                raise ConfigError(f"logit_bias: got token id {token}, expected 0..{vocab - 1}")
+        for name, tokens in (("logit_bias", config.sampling.logit_bias), ("stop_token_ids", config.stop_token_ids)):
+            for token in tokens or ():
+                if token >= vocab:
+                    raise ConfigError(f"{name}: got token id {token}, expected 0..{vocab - 1}")
         limit = engine.context_length
         if limit is None:
             return
@@ -254,7 +271,13 @@ class _Reply:
     # On the owner thread.
 
     def ready(self) -> bool:
-        return self.events.qsize() < _AHEAD or self._closed
+        if self.events.qsize() >= _AHEAD and not self._closed:
+            self._stalled_since = self._stalled_since or time.perf_counter()
+            return False
+        if self._stalled_since:
+            self._stalled_s += time.perf_counter() - self._stalled_since
+            self._stalled_since = 0.0
+        return True
 
     def step(self) -> bool:
         """Do one step of the session and pass on what came of it."""
@@ -270,7 +293,7 @@ class _Reply:
             return False
 
     def cancel(self) -> None:
-        """Stop now; the session keeps what the reader was given."""
+        """Stop now; the session keeps what was committed, up to `_AHEAD` events more than the reader took."""
         if not self._closed:
             self._closed = True
             # Before its first step a reply has no claim on the session: another one may be using it.
@@ -291,7 +314,9 @@ class _Reply:
         result = self.session.step()
         assert result is not None
         if isinstance(result, PrefillProgress):
-            self.events.put(GenerationEvent("", (), self.stats, prefilled=result.done, prompt_tokens=result.total))
+            self.events.put(
+                GenerationEvent("", (), self.stats.copy(), prefilled=result.done, prompt_tokens=result.total)
+            )
             return True
         self._pass_on(self.session, result)
         return not self._closed
@@ -321,7 +346,7 @@ class _Reply:
             GenerationEvent(
                 "".join(pieces),
                 tuple(tokens),
-                self.stats,
+                self.stats.copy(),
                 reason,
                 info,
                 result.logprobs[: len(tokens)],
@@ -335,7 +360,7 @@ class _Reply:
         if not self._first_token:
             self._first_token = now
             self.stats.prefill_s = now - self._began
-        self.stats.decode_s = now - self._first_token
+        self.stats.decode_s = now - self._first_token - self._stalled_s
         self.stats.peak_memory_bytes = mx.get_peak_memory()
         self.stats.add(result)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def load(
         raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
     mini = str(target) == MINI
     drafter_name: str | None
-    if mini and drafter is None:
+    if str(drafter) == MINI or (mini and drafter is None):
         drafter, drafter_name = _MINI_FOLDER / "drafter", MINI
     else:
         drafter_name = None if drafter is None else str(drafter)
@@ -101,10 +101,12 @@ def load(
     check_target_config(config)
     draft_files = None
     if drafter is not None:
-        draft_config = DrafterConfig.from_dict(read_config(find_config(drafter)), num_target_layers=_layers_of(config))
+        draft_config = DrafterConfig.from_dict(
+            read_config(find_config(drafter, "drafter")), num_target_layers=_layers_of(config)
+        )
         check_pair(draft_config, config)
         check_draft_bits(draft_config, draft_bits, draft_group_size)
-        draft_files = (find_files(drafter), draft_config)
+        draft_files = (find_files(drafter, "drafter"), draft_config)
         check_drafter_files(*draft_files)
     folder = find_files(source)
     read_headers(folder)
@@ -142,7 +144,7 @@ def load_drafter(
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"dtype: got {dtype!r}, expected auto, bfloat16 or float32")
-    folder = find_files(path)
+    folder = find_files(path, "drafter")
     config = DrafterConfig.from_dict(read_config(folder))
     kind = {"auto": _drafter_dtype(draft_bits), "bfloat16": mx.bfloat16, "float32": mx.float32}[dtype]
     return owner().call(
@@ -150,29 +152,29 @@ def load_drafter(
     )
 
 
-def find_config(source: str | Path) -> Path:
-    """Folder that holds `config.json`; of a Hub repository only that file is fetched."""
-    return _find(source, lambda: Path(hf_hub_download(str(source), "config.json")).parent)
+def find_config(source: str | Path, what: str = "model") -> Path:
+    """Folder that holds `config.json`; of a Hub repository only that file is fetched. `what` names it in errors."""
+    return _find(source, what, lambda: Path(hf_hub_download(str(source), "config.json")).parent)
 
 
-def find_files(source: str | Path) -> Path:
+def find_files(source: str | Path, what: str = "model") -> Path:
     """Folder that holds the whole checkpoint; a Hub repository is downloaded (or found in the cache)."""
-    return _find(source, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
+    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
 
 
-def _find(source: str | Path, download: Any) -> Path:
+def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
     folder, text = Path(source).expanduser(), str(source)
     if text and folder.is_dir():
         return folder
     looks_like_id = not isinstance(source, Path) and text.count("/") == 1 and not text.startswith((".", "~", "/"))
     if not looks_like_id:
-        raise CheckpointError(f"model: got {text!r}, expected an existing folder or a Hub id like owner/name")
+        raise CheckpointError(f"{what}: got {text!r}, expected an existing folder or a Hub id like owner/name")
     try:
         return download()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"model: got {text!r}, expected a folder or a reachable Hub repository ({reason})"
+            f"{what}: got {text!r}, expected a folder or a reachable Hub repository ({reason})"
         ) from None
 
 
@@ -197,6 +199,11 @@ def check_target_config(config: Mapping[str, Any]) -> None:
         if name in _DRAFTER_ARCHITECTURES:
             raise PairError(f"target: got a drafter ({name}), expected a language model; pass it as drafter")
     family_of(config)
+    text = text_config(config)
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        value = text.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"target {key}: got {value!r}, expected an integer >= 1")
 
 
 def _layers_of(config: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import queue
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Protocol, TypeVar
 import mlx.core as mx
 
 T = TypeVar("T")
+_FORKED = "the MLX owner thread does not survive a fork: start worker processes afresh (spawn)"
 _ENDED = "the MLX owner thread has ended: the process is about to exit"
 _IDLE_S = 0.05  # how soon a job that waits for its reader is looked at again
 
@@ -40,6 +42,7 @@ class Owner:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: deque[Job] = deque()
         self._stopped = False
+        self._pid = os.getpid()
         self._ended = False
         self._ending = threading.RLock()  # no call may slip in behind the thread's last look at its queue
         self._thread = threading.Thread(target=self._run, name="dflash2-mlx", daemon=True)
@@ -56,8 +59,9 @@ class Owner:
         """Run `function` on the owner thread and return its result, or raise its error here.
 
         Raises:
-            RuntimeError: the thread has ended.
+            RuntimeError: the thread has ended, or this process is a fork of the one that started it.
         """
+        self._check_process()
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
@@ -79,7 +83,12 @@ class Owner:
 
     def submit(self, job: Job) -> None:
         """Step `job` in turn with the others until it has no more to do."""
+        self._check_process()
         self._calls.put(lambda: self._jobs.append(job))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(_FORKED)
 
     def stop(self) -> None:
         """Finish the current step and end the thread."""

@@ -7,7 +7,7 @@ Reference: DFlash 2 specification 6.1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 
@@ -56,7 +56,8 @@ class GenerationStats:
     `generated_tokens` counts the stop token, which the reply leaves out, and nothing after a stop string.
     `acceptance_length` is committed tokens per round (the token of the prefill pass counts for neither).
     `acceptance_by_position[j-1]` is how often draft j was accepted among the rounds that accepted j - 1;
-    None where no round got that far. `decode_s` starts when the first token is there; `prefill_s` ends then.
+    None where no round got that far. `decode_s` starts when the first token is there; `prefill_s` ends then. Time
+    spent waiting for a reader who fell behind is in neither.
     """
 
     mode: str
@@ -92,6 +93,10 @@ class GenerationStats:
         self.reached.extend([0] * (drafted + 1 - len(self.reached)))
         for j in range(min(result.num_accepted, drafted) + 1):
             self.reached[j] += 1
+
+    def copy(self) -> GenerationStats:
+        """The numbers as they stand now."""
+        return replace(self, notices=list(self.notices), reached=list(self.reached))
 
     @property
     def acceptance_length(self) -> float | None:

@@ -49,9 +49,9 @@ def render_prompt(
     Raises:
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
-    if not isinstance(prompt, (str, Sequence, Mapping)):
+    if not isinstance(prompt, (str, Sequence, Mapping)) or isinstance(prompt, bytes):
         raise PromptError(f"prompt: got {prompt!r}, expected text, chat messages or token ids")
-    if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+    if not isinstance(prompt, str) and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
         ids = [int(item) for item in prompt if isinstance(item, int)]
         return RenderedPrompt(_not_empty(ids), [])
     if isinstance(prompt, str):

@@ -105,8 +105,13 @@ def test_draft_bits_reach_the_drafter(pair):
 @pytest.mark.parametrize(
     ("config", "generation", "expected"),
     [
-        (7, None, {7}), ([7, 9], None, {7, 9}), (None, None, set()), (7, {"eos_token_id": [8, 9]}, {8, 9}),
-        (7, {"eos_token_id": 8}, {8}), (7, {"temperature": 1.0}, {7}), (7, {"eos_token_id": None}, {7}),
+        (7, None, {7}),
+        ([7, 9], None, {7, 9}),
+        (None, None, set()),
+        (7, {"eos_token_id": [8, 9]}, {8, 9}),
+        (7, {"eos_token_id": 8}, {8}),
+        (7, {"temperature": 1.0}, {7}),
+        (7, {"eos_token_id": None}, {7}),
     ],
 )
 def test_stop_tokens(own_pair, config, generation, expected):
@@ -202,8 +207,16 @@ def test_draft_bits_without_a_drafter(pair):
 @pytest.mark.parametrize("kind", ["gpt2", None, "qwen3_next", 5, ["qwen3"]])
 def test_an_unsupported_family_lists_the_supported_ones(own_pair, kind):
     edit(own_pair / "target", lambda raw: raw.update(model_type=kind))
-    stops(d2.UnsupportedModelError, "model_type", repr(kind), "llama, mistral", "qwen3_5", "muse_glimmer",
-          target=own_pair / "target", drafter=own_pair / "drafter")
+    stops(
+        d2.UnsupportedModelError,
+        "model_type",
+        repr(kind),
+        "llama, mistral",
+        "qwen3_5",
+        "muse_glimmer",
+        target=own_pair / "target",
+        drafter=own_pair / "drafter",
+    )
 
 
 def test_every_supported_family_has_a_tiny_model():
@@ -225,9 +238,9 @@ def test_a_folder_without_config(tmp_path):
 @pytest.mark.parametrize("source", ["no/such/folder", "./nothing", "nothing", Path("owner/name"), "~/nothing", ""])
 def test_no_such_folder(source):
     # What cannot be a Hub id is not looked for there.
-    parts = ("model", repr(str(source)), "an existing folder or a Hub id")
-    stops(d2.CheckpointError, *parts, target=source)
-    stops(d2.CheckpointError, *parts, target="mini", drafter=source)
+    parts = (repr(str(source)), "an existing folder or a Hub id")
+    stops(d2.CheckpointError, "model", *parts, target=source)
+    stops(d2.CheckpointError, "drafter", *parts, target="mini", drafter=source)
 
 
 def test_a_hub_id_that_cannot_be_reached():
@@ -288,8 +301,14 @@ def test_a_target_config_without_layer_count(own_pair, layers):
 
 
 def test_an_unknown_target_dtype(pair):
-    stops(d2.ConfigError, "target_dtype", "'float16'", "auto, bfloat16 or float32", target=pair / "target",
-          target_dtype="float16")
+    stops(
+        d2.ConfigError,
+        "target_dtype",
+        "'float16'",
+        "auto, bfloat16 or float32",
+        target=pair / "target",
+        target_dtype="float16",
+    )
 
 
 # The dtype of activations.

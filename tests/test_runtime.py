@@ -312,3 +312,22 @@ def test_ctrl_c_cancels_one_reply_and_the_next_one_works() -> None:
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == "same"
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_is_told_so() -> None:
+    script = """
+import os, warnings
+warnings.simplefilter("ignore")
+from dflash2_mlx.runtime import owner
+owner().call(lambda: 1)
+child = os.fork()
+if child == 0:
+    try:
+        owner().call(lambda: 1)
+    except RuntimeError as error:
+        os._exit(7 if "fork" in str(error) else 1)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])

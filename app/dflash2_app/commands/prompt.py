@@ -112,6 +112,8 @@ def _parse_messages(source: str) -> list[dict[str, Any]]:
         raise UsageError(
             f"--messages: got no JSON in {source!r} (line {error.lineno}: {error.msg}), expected a list"
         ) from None
+    except RecursionError:
+        raise UsageError(f"--messages: got JSON nested too deeply in {source!r}, expected a list") from None
     if not isinstance(messages, list) or not messages:
         kind = "an empty list" if messages == [] else f"a JSON {type(messages).__name__}"
         raise UsageError(f"--messages: got {kind}, expected a list of chat messages")
