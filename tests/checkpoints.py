@@ -21,7 +21,11 @@ from tests.tiny import drafter_config, drafter_weights
 CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 # Wide enough for groups of 128, a rank that can be packed.
 WIDE = {
-    "hidden_size": 128, "head_dim": 32, "intermediate_size": 256, "selector_rank": 32, "conv_group_size": 16,
+    "hidden_size": 128,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "selector_rank": 32,
+    "conv_group_size": 16,
 }
 
 

@@ -56,7 +56,11 @@ DRAFTERS = {
 
 
 def propose(
-    drafter: TableDrafter, anchor: mx.array, width: int, temperature: float, noise: Callable[[mx.array], mx.array],
+    drafter: TableDrafter,
+    anchor: mx.array,
+    width: int,
+    temperature: float,
+    noise: Callable[[mx.array], mx.array],
 ) -> Proposal:
     """As `DraftModel.propose`, with tables for the network."""
     logits = mx.broadcast_to(mx.array(drafter.unary, dtype=mx.float32), (anchor.shape[0], width - 1, V))
@@ -81,7 +85,12 @@ class Outcome:
 
 
 def converse(
-    sampling: SamplingConfig, drafter: TableDrafter, *, rows: int, width: int = 4, seed: int = 1,
+    sampling: SamplingConfig,
+    drafter: TableDrafter,
+    *,
+    rows: int,
+    width: int = 4,
+    seed: int = 1,
     verify: Callable[..., Any] | None = None,
 ) -> Outcome:
     """Let every conversation run until it has LENGTH tokens.
@@ -166,8 +175,12 @@ def next_law(sampling: SamplingConfig, history: History) -> np.ndarray:
     """Law of the token after the prompt and `history`, in float64."""
     before, last = (*PROMPT, *history)[-2:]
     logits = reference.penalise(
-        TARGET[before, last], PROMPT, history, logit_bias=sampling.logit_bias,
-        repetition_penalty=sampling.repetition_penalty, presence_penalty=sampling.presence_penalty,
+        TARGET[before, last],
+        PROMPT,
+        history,
+        logit_bias=sampling.logit_bias,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
     )
     return reference.law(

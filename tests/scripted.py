@@ -31,7 +31,12 @@ class ScriptedDrafter(DraftModel):
     """
 
     def __init__(
-        self, truth: Sequence[int], accepts: Sequence[int], *, garbage_after: bool = False, seed: int = 1,
+        self,
+        truth: Sequence[int],
+        accepts: Sequence[int],
+        *,
+        garbage_after: bool = False,
+        seed: int = 1,
         **changes: Any,
     ):
         config = DrafterConfig.from_dict(drafter_config(**changes))

@@ -18,8 +18,12 @@ V, N, K = 9, 4, 3
 
 def test_greedy_counts_the_leading_matches():
     proposal = np.array([[1, 2, 3, 4]] * 16)
-    choices = np.array([[d if keep else 0 for d, keep in zip((1, 2, 3, 4), flags, strict=True)] + [8]
-                        for flags in itertools.product([True, False], repeat=4)])
+    choices = np.array(
+        [
+            [d if keep else 0 for d, keep in zip((1, 2, 3, 4), flags, strict=True)] + [8]
+            for flags in itertools.product([True, False], repeat=4)
+        ]
+    )
     got = accept_greedy(mx.array(proposal), mx.array(choices))
     for row in range(16):
         want = reference.accept_greedy(proposal[row], choices[row])
@@ -45,8 +49,12 @@ def ours(proposal, candidates, q, p, uniforms, noise) -> Acceptance:
     with np.errstate(divide="ignore"):
         log_p = np.log(p)
     return accept_sampled(
-        mx.array(proposal.astype(np.int32)), mx.array(candidates.astype(np.int32)), mx.array(q, dtype=mx.float32),
-        mx.array(log_p, dtype=mx.float32), mx.array(uniforms, dtype=mx.float32), mx.array(noise, dtype=mx.float32),
+        mx.array(proposal.astype(np.int32)),
+        mx.array(candidates.astype(np.int32)),
+        mx.array(q, dtype=mx.float32),
+        mx.array(log_p, dtype=mx.float32),
+        mx.array(uniforms, dtype=mx.float32),
+        mx.array(noise, dtype=mx.float32),
     )
 
 
@@ -80,8 +88,10 @@ def test_acceptance_depends_on_nothing_that_comes_later():
     before = np.array(ours(proposal, candidates, q, p, uniforms, noise).num_accepted)
     other = random_round(300, seed=5)
     for row in range(1, N):
-        mixed = [np.concatenate([a[:, :row], b[:, row:]], axis=1) for a, b in
-                 zip((proposal, candidates, q, p, uniforms, noise), other, strict=True)]
+        mixed = [
+            np.concatenate([a[:, :row], b[:, row:]], axis=1)
+            for a, b in zip((proposal, candidates, q, p, uniforms, noise), other, strict=True)
+        ]
         after = np.array(ours(*mixed).num_accepted)
         np.testing.assert_array_equal(np.minimum(before, row), np.minimum(after, row))
 
@@ -96,8 +106,12 @@ STEPS = 4000
 def t3(proposal: np.ndarray, uniforms: np.ndarray, seed: int = 1) -> Acceptance:
     rows = len(proposal)
     return ours(
-        proposal[:, None], np.broadcast_to(CANDIDATES, (rows, 1, 3)), np.broadcast_to(Q, (rows, 1, 3)),
-        np.broadcast_to(P, (rows, 2, 6)), uniforms[:, None], np.random.default_rng(seed).gumbel(size=(rows, 2, 6)),
+        proposal[:, None],
+        np.broadcast_to(CANDIDATES, (rows, 1, 3)),
+        np.broadcast_to(Q, (rows, 1, 3)),
+        np.broadcast_to(P, (rows, 2, 6)),
+        uniforms[:, None],
+        np.random.default_rng(seed).gumbel(size=(rows, 2, 6)),
     )
 
 
@@ -125,8 +139,14 @@ def test_t3_residual_and_output_law():
 def test_what_p_forbids_is_never_kept():
     p = np.array([0.5, 0.0, 0.5, 0.0])
     uniforms = np.array([0.0, 0.5])
-    got = ours(np.array([[1], [1]]), np.array([[[1, 2]]] * 2), np.array([[[1.0, 0.0]]] * 2),
-               np.broadcast_to(p, (2, 2, 4)), uniforms[:, None], np.zeros((2, 2, 4)))
+    got = ours(
+        np.array([[1], [1]]),
+        np.array([[[1, 2]]] * 2),
+        np.array([[[1.0, 0.0]]] * 2),
+        np.broadcast_to(p, (2, 2, 4)),
+        uniforms[:, None],
+        np.zeros((2, 2, 4)),
+    )
     assert got.num_accepted.tolist() == [0, 0]  # a uniform of exactly 0 included
     assert all(token in (0, 2) for token in np.array(got.tokens)[:, 0])
 
@@ -134,8 +154,14 @@ def test_what_p_forbids_is_never_kept():
 def test_no_mass_left_by_rounding_falls_back_to_p():
     # p = q, yet the uniform rejects: only rounding can do that, and then p is the right law.
     p = np.array([0.25, 0.75, 0.0])
-    got = ours(np.array([[1]]), np.array([[[0, 1]]]), np.array([[[0.25, 0.75]]]),
-               np.broadcast_to(p, (1, 2, 3)), np.array([[1.0]]), np.zeros((1, 2, 3)))
+    got = ours(
+        np.array([[1]]),
+        np.array([[[0, 1]]]),
+        np.array([[[0.25, 0.75]]]),
+        np.broadcast_to(p, (1, 2, 3)),
+        np.array([[1.0]]),
+        np.zeros((1, 2, 3)),
+    )
     assert got.num_accepted.tolist() == [0]
     assert got.tokens[0, 0].item() == 1
 
@@ -155,7 +181,8 @@ def test_tokens_of_many_rounds_follow_p_with_the_librarys_own_noise():
     candidates = mx.array(CANDIDATES.astype(np.int32))
     drawn = mx.argmax(mx.log(mx.array(Q)) + gumbel(keys, Purpose.DRAFT, positions, 3), axis=-1)
     got = accept_sampled(
-        candidates[drawn], mx.broadcast_to(candidates, (rows, 1, 3)),
+        candidates[drawn],
+        mx.broadcast_to(candidates, (rows, 1, 3)),
         mx.broadcast_to(mx.array(Q, dtype=mx.float32), (rows, 1, 3)),
         mx.broadcast_to(mx.log(mx.array(P, dtype=mx.float32)), (rows, 2, 6)),
         uniform(keys, Purpose.ACCEPT, positions, 1)[..., 0],

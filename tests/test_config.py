@@ -112,10 +112,15 @@ def test_muse_assistant_file():
 
 @pytest.mark.parametrize(
     ("target_layers", "layers", "taps"),
-    [(36, 5, (1, 9, 17, 25, 33)), (32, 5, (1, 8, 15, 22, 29)), (52, 5, (1, 13, 25, 37, 49)), (36, 1, (18,)),
-     (37, 5, (1, 9, 18, 26, 34)),
-     (7, 3, (1, 2, 4)),  # 2.5 rounds to the even neighbour
-     (33, 1, (16,))],
+    [
+        (36, 5, (1, 9, 17, 25, 33)),
+        (32, 5, (1, 8, 15, 22, 29)),
+        (52, 5, (1, 13, 25, 37, 49)),
+        (36, 1, (18,)),
+        (37, 5, (1, 9, 18, 26, 34)),
+        (7, 3, (1, 2, 4)),  # 2.5 rounds to the even neighbour
+        (33, 1, (16,)),
+    ],
 )
 def test_default_taps(target_layers, layers, taps):
     assert default_target_layer_ids(target_layers, layers) == taps
@@ -130,8 +135,13 @@ def test_default_taps(target_layers, layers, taps):
 
 
 def test_default_taps_are_never_assumed_for_version_2():
-    refused(drafter_config(target_layer_ids=None), "target_layer_ids", None, "a list of target layer numbers",
-            num_target_layers=36)
+    refused(
+        drafter_config(target_layer_ids=None),
+        "target_layer_ids",
+        None,
+        "a list of target layer numbers",
+        num_target_layers=36,
+    )
 
 
 # Where a value is looked up.
@@ -241,8 +251,17 @@ def test_causality_must_be_stated_by_version_2():
 
 @pytest.mark.parametrize(
     ("taps", "received"),
-    [([0, 4], 4), ([-1, 2], -1), ([2, 0], [2, 0]), ([1, 1], [1, 1]), ([], []), ("0,2", "0,2"), ([0, "2"], "2"),
-     ([True, 2], True), ([0.0, 2], 0.0)],
+    [
+        ([0, 4], 4),
+        ([-1, 2], -1),
+        ([2, 0], [2, 0]),
+        ([1, 1], [1, 1]),
+        ([], []),
+        ("0,2", "0,2"),
+        ([0, "2"], "2"),
+        ([True, 2], True),
+        ([0.0, 2], 0.0),
+    ],
 )
 def test_taps_are_target_layers_in_order(taps, received):
     refused(drafter_config(target_layer_ids=taps), "target_layer_ids", received)
@@ -262,13 +281,29 @@ def test_number_of_taps_is_free():
 # Keys of other families, each refused by its name.
 
 FOREIGN_NESTED = {
-    "causal": False, "use_swa": True, "swa_window_size": 1024, "attention_sink_bias": True, "value_scale": 0.7,
-    "partial_rotary_factor": 0.5, "aux_hidden_norms": True, "draft_vocab_size": 32000, "conv_kernel": 2,
+    "causal": False,
+    "use_swa": True,
+    "swa_window_size": 1024,
+    "attention_sink_bias": True,
+    "value_scale": 0.7,
+    "partial_rotary_factor": 0.5,
+    "aux_hidden_norms": True,
+    "draft_vocab_size": 32000,
+    "conv_kernel": 2,
 }
 FOREIGN_TOP = {
-    "attention_sink_bias": True, "swa_window_size": 1024, "use_swa": True, "transformer_layer_config": {"a": 1},
-    "aux_hidden_state_layer_ids": [2, 4], "draft_vocab_size": 32000, "sliding_window_non_causal": True,
-    "attention_value_scale": 0.7, "gating": True, "num_experts": 8, "layer_scale": 1.0, "block_sise": 8,
+    "attention_sink_bias": True,
+    "swa_window_size": 1024,
+    "use_swa": True,
+    "transformer_layer_config": {"a": 1},
+    "aux_hidden_state_layer_ids": [2, 4],
+    "draft_vocab_size": 32000,
+    "sliding_window_non_causal": True,
+    "attention_value_scale": 0.7,
+    "gating": True,
+    "num_experts": 8,
+    "layer_scale": 1.0,
+    "block_sise": 8,
 }
 
 
@@ -313,8 +348,13 @@ def test_projector_type_of_another_trainer_is_harmless():
 # Single values.
 
 NEEDED = [
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "intermediate_size", "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
 ]
 
 
@@ -332,17 +372,30 @@ def test_shape_keys_are_positive_integers(key, value):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("rms_norm_eps", 0, "> 0"), ("rms_norm_eps", "1e-6", "a number"), ("rms_norm_eps", math.nan, "a number"),
-        ("block_size", 1, ">= 2"), ("block_size", 0, ">= 1"), ("block_size", "8", "an integer"),
-        ("mask_token_id", -1, ">= 0"), ("mask_token_id", 1.0, "an integer"),
-        ("conv_kernel_size", 0, ">= 1"), ("conv_group_size", 0, ">= 1"),
+        ("rms_norm_eps", 0, "> 0"),
+        ("rms_norm_eps", "1e-6", "a number"),
+        ("rms_norm_eps", math.nan, "a number"),
+        ("block_size", 1, ">= 2"),
+        ("block_size", 0, ">= 1"),
+        ("block_size", "8", "an integer"),
+        ("mask_token_id", -1, ">= 0"),
+        ("mask_token_id", 1.0, "an integer"),
+        ("conv_kernel_size", 0, ">= 1"),
+        ("conv_group_size", 0, ">= 1"),
         ("conv_group_size", 24, "divisor of hidden_size (64)"),
-        ("selector_rank", 0, ">= 1"), ("selector_top_k", 0, ">= 1"), ("selector_top_k", 212, "1..211"),
-        ("num_key_value_heads", 3, ""), ("head_dim", 15, "even"),
-        ("output_multiplier", 0.0, "> 0"), ("output_multiplier", "x", "a number"),
-        ("final_logit_softcapping", "20", "a finite number"), ("final_logit_softcapping", math.inf, "a finite number"),
-        ("input_embedding_scale", None, ""), ("input_embedding_scale", math.nan, "a finite number"),
-        ("num_target_layers", 0, ">= 1"), ("num_target_layers", "4", "an integer"),
+        ("selector_rank", 0, ">= 1"),
+        ("selector_top_k", 0, ">= 1"),
+        ("selector_top_k", 212, "1..211"),
+        ("num_key_value_heads", 3, ""),
+        ("head_dim", 15, "even"),
+        ("output_multiplier", 0.0, "> 0"),
+        ("output_multiplier", "x", "a number"),
+        ("final_logit_softcapping", "20", "a finite number"),
+        ("final_logit_softcapping", math.inf, "a finite number"),
+        ("input_embedding_scale", None, ""),
+        ("input_embedding_scale", math.nan, "a finite number"),
+        ("num_target_layers", 0, ">= 1"),
+        ("num_target_layers", "4", "an integer"),
     ],
 )
 def test_values_out_of_range(key, value, expected):

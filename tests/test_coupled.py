@@ -33,8 +33,14 @@ SETTINGS = {
     "repetition": {"temperature": 0.9, "repetition_penalty": 1.4, "top_k": 50},
     "bias": {"temperature": 0.9, "logit_bias": {5: 3.0, 7: -5.0}},
     "everything": {
-        "temperature": 0.8, "top_k": 60, "top_p": 0.95, "min_p": 0.01, "presence_penalty": 0.3,
-        "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {5: 1.0},
+        "temperature": 0.8,
+        "top_k": 60,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.1,
+        "logit_bias": {5: 1.0},
     },
 }
 FAMILIES = ["qwen3", "qwen3_5", "muse_glimmer", "llama_sliding"]
@@ -47,7 +53,8 @@ def request(sampling: SamplingConfig, width: int = 1, seed: int = 5, tokens: int
 # Every setting at the full width and at another one, families in turn.
 CASES = [
     (FAMILIES[(number + step) % len(FAMILIES)], name, width)
-    for number, name in enumerate(SETTINGS) for step, width in enumerate((BLOCK, 2 + number % (BLOCK - 2)))
+    for number, name in enumerate(SETTINGS)
+    for step, width in enumerate((BLOCK, 2 + number % (BLOCK - 2)))
 ]
 
 
@@ -105,9 +112,17 @@ def test_the_trained_pair():
     prompt = "def add(a, b):\n"
     for sampling in (SamplingConfig(temperature=0.8, top_p=0.95, seed=4), SamplingConfig(temperature=1.0, seed=2**40)):
         replies = [
-            d2.generate(engine, prompt, d2.GenerationConfig(
-                max_tokens=48, sampling=sampling, mode=mode, block_size=width, stop_token_ids=(),
-            ))
+            d2.generate(
+                engine,
+                prompt,
+                d2.GenerationConfig(
+                    max_tokens=48,
+                    sampling=sampling,
+                    mode=mode,
+                    block_size=width,
+                    stop_token_ids=(),
+                ),
+            )
             for mode, width in (("plain", None), ("dflash2", None), ("dflash2", 3))
         ]
         assert replies[1].token_ids == replies[2].token_ids == replies[0].token_ids
@@ -122,8 +137,10 @@ def test_the_trained_pair():
 def test_same_seed_same_text_and_another_seed_another(mode):
     sampling = SamplingConfig(temperature=1.0, lossless_mode=mode)
     texts = [
-        run(DFlash2Session(small_target("qwen3_untied"), small_drafter()),
-            Request(PROMPT[:3], 60, sampling=sampling, seed=seed, width=4)).tokens
+        run(
+            DFlash2Session(small_target("qwen3_untied"), small_drafter()),
+            Request(PROMPT[:3], 60, sampling=sampling, seed=seed, width=4),
+        ).tokens
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]

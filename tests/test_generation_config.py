@@ -33,10 +33,13 @@ GENERATION_RANGES = [
 ]
 
 
-@pytest.mark.parametrize(("record", "name", "good", "bad", "expected"), [
-    *((SamplingConfig, *row) for row in SAMPLING_RANGES),
-    *((GenerationConfig, *row) for row in GENERATION_RANGES),
-])
+@pytest.mark.parametrize(
+    ("record", "name", "good", "bad", "expected"),
+    [
+        *((SamplingConfig, *row) for row in SAMPLING_RANGES),
+        *((GenerationConfig, *row) for row in GENERATION_RANGES),
+    ],
+)
 def test_settings_ranges(record, name, good, bad, expected):
     for value in good:
         assert vars(record(**{name: value}))[name] == value
@@ -48,8 +51,13 @@ def test_settings_ranges(record, name, good, bad, expected):
 
 @pytest.mark.parametrize(
     ("name", "value", "received"),
-    [("logit_bias", {-1: 1.0}, -1), ("logit_bias", {"5": 1.0}, "5"), ("logit_bias", {5: math.inf}, math.inf),
-     ("logit_bias", {5: "1"}, "1"), ("logit_bias", [(5, 1.0)], [(5, 1.0)])],
+    [
+        ("logit_bias", {-1: 1.0}, -1),
+        ("logit_bias", {"5": 1.0}, "5"),
+        ("logit_bias", {5: math.inf}, math.inf),
+        ("logit_bias", {5: "1"}, "1"),
+        ("logit_bias", [(5, 1.0)], [(5, 1.0)]),
+    ],
 )
 def test_logit_bias_entries(name, value, received):
     with pytest.raises(ConfigError) as caught:

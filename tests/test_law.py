@@ -36,8 +36,12 @@ PENALTIES = {
     "repetition": {"repetition_penalty": 1.6},
     "bias": {"logit_bias": {0: 2.0, 3: -3.0}},
     "all, with filters": {
-        "presence_penalty": -0.7, "frequency_penalty": 1.1, "repetition_penalty": 1.3, "logit_bias": {1: 1.0},
-        "top_k": 5, "top_p": 0.95,
+        "presence_penalty": -0.7,
+        "frequency_penalty": 1.1,
+        "repetition_penalty": 1.3,
+        "logit_bias": {1: 1.0},
+        "top_k": 5,
+        "top_p": 0.95,
     },
 }
 
@@ -89,9 +93,7 @@ def test_law_of_coupled_sampling(drafter, settings):
 
 def test_coupled_text_is_the_same_whatever_the_drafter_and_width():
     config = sampling(1.0, "coupled", top_p=0.9, frequency_penalty=0.5)
-    texts = [
-        converse(config, DRAFTERS[name], rows=500, width=width).tokens for name in DRAFTERS for width in (2, 4)
-    ]
+    texts = [converse(config, DRAFTERS[name], rows=500, width=width).tokens for name in DRAFTERS for width in (2, 4)]
     for text in texts[1:]:
         np.testing.assert_array_equal(text, texts[0])
 

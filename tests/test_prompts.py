@@ -97,10 +97,15 @@ def test_empty_prompts(chat, prompt):
 @pytest.mark.parametrize(
     ("prompt", "parts"),
     [
-        (None, ("prompt", None)), (5, ("prompt", 5)), (1.5, ("prompt", 1.5)),
+        (None, ("prompt", None)),
+        (5, ("prompt", 5)),
+        (1.5, ("prompt", 1.5)),
         ({"role": "user", "content": "x"}, ("messages[0]", "'role'")),
-        (["text"], ("messages[0]", "'text'")), ([5, "x"], ("messages[0]", 5)), ([[1, 2]], ("messages[0]",)),
-        ([user("a"), {"content": "b"}], ("messages[1]", "role")), ([{"role": 3, "content": "b"}], ("messages[0]",)),
+        (["text"], ("messages[0]", "'text'")),
+        ([5, "x"], ("messages[0]", 5)),
+        ([[1, 2]], ("messages[0]",)),
+        ([user("a"), {"content": "b"}], ("messages[1]", "role")),
+        ([{"role": 3, "content": "b"}], ("messages[0]",)),
         ([{"role": "user"}], ("messages[0].content", "nothing")),
     ],
 )

@@ -32,8 +32,12 @@ print(json.dumps({
 
 def imported() -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:dflash2_mlx", "-c", PROBE], cwd=ROOT, capture_output=True,
-        text=True, check=False, timeout=120,
+        [sys.executable, "-W", "error::DeprecationWarning:dflash2_mlx", "-c", PROBE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -87,15 +91,39 @@ def test_signatures_are_those_of_the_contract():
 
     assert parameters(d2.load) == ["target", "drafter", "draft_bits", "draft_group_size", "target_dtype"]
     assert parameters(d2.load_drafter) == ["path", "draft_bits", "draft_group_size", "dtype"]
-    assert parameters(d2.stream_generate) == parameters(d2.generate) == [
-        "engine", "prompt", "config", "session", "constraint",
-    ]
+    assert (
+        parameters(d2.stream_generate)
+        == parameters(d2.generate)
+        == [
+            "engine",
+            "prompt",
+            "config",
+            "session",
+            "constraint",
+        ]
+    )
     assert parameters(d2.compare_runs) == ["engine", "prompt", "config", "plain", "dflash2"]
     assert parameters(d2.SamplingConfig) == [
-        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "logit_bias", "seed", "lossless_mode",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "seed",
+        "lossless_mode",
     ]
     assert parameters(d2.GenerationConfig) == [
-        "max_tokens", "sampling", "stop", "stop_token_ids", "block_size", "mode", "logprobs", "chat_template",
-        "chat_template_kwargs", "prefill_chunk",
+        "max_tokens",
+        "sampling",
+        "stop",
+        "stop_token_ids",
+        "block_size",
+        "mode",
+        "logprobs",
+        "chat_template",
+        "chat_template_kwargs",
+        "prefill_chunk",
     ]

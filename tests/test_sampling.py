@@ -18,14 +18,31 @@ from tests.reference import sampling as reference
 V = 40
 ROWS = 100
 PENALTIES = [
-    {"repetition_penalty": 1.3}, {"repetition_penalty": 0.7}, {"presence_penalty": 1.2}, {"presence_penalty": -1.0},
-    {"frequency_penalty": 0.6}, {"frequency_penalty": -2.0}, {"logit_bias": {0: 5.0, 39: -100.0, 7: 0.25}},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7},
+    {"presence_penalty": 1.2},
+    {"presence_penalty": -1.0},
+    {"frequency_penalty": 0.6},
+    {"frequency_penalty": -2.0},
+    {"logit_bias": {0: 5.0, 39: -100.0, 7: 0.25}},
     {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": {3: -2.0, 4: 2.0}},
 ]
 FILTERS = [
-    {}, {"top_k": 1}, {"top_k": 5}, {"top_k": V}, {"top_k": 1000}, {"top_p": 0.05}, {"top_p": 0.7}, {"top_p": 0.999},
-    {"min_p": 0.02}, {"min_p": 0.5}, {"min_p": 1.0}, {"top_k": 7, "top_p": 0.8}, {"top_k": 7, "min_p": 0.2},
-    {"top_p": 0.9, "min_p": 0.1}, {"top_k": 9, "top_p": 0.85, "min_p": 0.05},
+    {},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": V},
+    {"top_k": 1000},
+    {"top_p": 0.05},
+    {"top_p": 0.7},
+    {"top_p": 0.999},
+    {"min_p": 0.02},
+    {"min_p": 0.5},
+    {"min_p": 1.0},
+    {"top_k": 7, "top_p": 0.8},
+    {"top_k": 7, "min_p": 0.2},
+    {"top_p": 0.9, "min_p": 0.1},
+    {"top_k": 9, "top_p": 0.85, "min_p": 0.05},
 ]
 TEMPERATURES = [0.3, 1.0, 2.0]
 

@@ -66,7 +66,7 @@ def test_accept_length_is_what_the_drafter_got_right(schedule, width):
         wanted = script[number % len(script)]
         wanted = width - 1 if wanted < 0 else min(wanted, width - 1)
         assert result.num_accepted == wanted
-        assert result.tokens[:-1] == result.proposal[: wanted]
+        assert result.tokens[:-1] == result.proposal[:wanted]
         assert len(result.tokens) == wanted + 1
         # Drafted from the newest committed token, with context rows for everything before it and no more.
         assert drafter.rounds()[number] == ([*PROMPT, *plain][position], position)

@@ -37,8 +37,14 @@ class TableTarget:
     """A target whose logits come from TABLE; its taps are nothing."""
 
     spec = TargetSpec(
-        family="table", hidden_size=HIDDEN, num_layers=1, vocab_size=V, embedding_rows=V, recurrent=False,
-        context_length=None, quantization=None,
+        family="table",
+        hidden_size=HIDDEN,
+        num_layers=1,
+        vocab_size=V,
+        embedding_rows=V,
+        recurrent=False,
+        context_length=None,
+        quantization=None,
     )
 
     def __init__(self) -> None:
@@ -68,15 +74,37 @@ class TableModel(DraftModel):
     """A drafter that proposes from a table; all it remembers is real."""
 
     def __init__(self, table: TableDrafter):
-        super().__init__(DrafterConfig.from_dict(drafter_config(
-            hidden_size=HIDDEN, vocab_size=V, num_hidden_layers=1, layer_types=["full_attention"], head_dim=2,
-            num_attention_heads=1, num_key_value_heads=1, intermediate_size=4, conv_group_size=2, selector_rank=2,
-            selector_top_k=V, block_size=4, mask_token_id=0, num_target_layers=1, target_layer_ids=[0],
-        )))
+        super().__init__(
+            DrafterConfig.from_dict(
+                drafter_config(
+                    hidden_size=HIDDEN,
+                    vocab_size=V,
+                    num_hidden_layers=1,
+                    layer_types=["full_attention"],
+                    head_dim=2,
+                    num_attention_heads=1,
+                    num_key_value_heads=1,
+                    intermediate_size=4,
+                    conv_group_size=2,
+                    selector_rank=2,
+                    selector_top_k=V,
+                    block_size=4,
+                    mask_token_id=0,
+                    num_target_layers=1,
+                    target_layer_ids=[0],
+                )
+            )
+        )
         self._table = table
 
     def propose(
-        self, anchor: mx.array, context: DrafterContext, width: int, lender: Lender, *, temperature: float = 0.0,
+        self,
+        anchor: mx.array,
+        context: DrafterContext,
+        width: int,
+        lender: Lender,
+        *,
+        temperature: float = 0.0,
         noise: Callable[[mx.array], mx.array] | None = None,
     ) -> Proposal:
         assert noise is not None
@@ -98,11 +126,18 @@ def exact_law(sampling: SamplingConfig) -> dict[tuple[int, ...], float]:
         for history, mass in laws.items():
             text = [*PROMPT, *history]
             logits = reference.penalise(
-                TABLE[(len(text) - 1) % 5, text[-1]], PROMPT, history, logit_bias=sampling.logit_bias,
-                frequency_penalty=sampling.frequency_penalty, repetition_penalty=sampling.repetition_penalty,
+                TABLE[(len(text) - 1) % 5, text[-1]],
+                PROMPT,
+                history,
+                logit_bias=sampling.logit_bias,
+                frequency_penalty=sampling.frequency_penalty,
+                repetition_penalty=sampling.repetition_penalty,
             )
             share = reference.law(
-                logits, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p,
+                logits,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
                 min_p=sampling.min_p,
             )
             longer.update({(*history, token): mass * p for token, p in enumerate(share) if p > 0})

@@ -94,9 +94,7 @@ def test_chunks_leave_no_trace(family, window):
             assert_same_bits(*rows, f"context rows with chunks of {chunk}")
         assert_state_of(session, LONG)
         session.finish()
-        reply = run(
-            DFlash2Session(lively_target(family), drafter), Request(LONG, 20, width=5, prefill_chunk=chunk)
-        )
+        reply = run(DFlash2Session(lively_target(family), drafter), Request(LONG, 20, width=5, prefill_chunk=chunk))
         assert reply == expected
 
 

@@ -75,7 +75,9 @@ def hold_conversations(family: str, tight: bool, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(buffers, "_SMALL", 2)
     chance = random.Random(f"{family} {seed}")
     drafter = ScriptedDrafter(
-        [], [chance.randint(0, BLOCK - 1) for _ in range(17)], block_size=BLOCK,
+        [],
+        [chance.randint(0, BLOCK - 1) for _ in range(17)],
+        block_size=BLOCK,
         layer_types=chance.choice([["sliding_attention"] * 2, ["full_attention", "sliding_attention"]]),
     )
     session = DFlash2Session(lively_target(family), drafter)

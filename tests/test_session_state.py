@@ -28,9 +28,7 @@ BLOCK = 5
 N = len(PROMPT)
 
 
-def drafting(
-    family: str, accepts: list[int], *, kind: str = "f32", seed: int = 0, tokens: int = 64
-) -> DFlash2Session:
+def drafting(family: str, accepts: list[int], *, kind: str = "f32", seed: int = 0, tokens: int = 64) -> DFlash2Session:
     """A session whose drafter knows the plain reply."""
     plain = lively_reply(family, kind, seed, tokens)
     drafter = ScriptedDrafter([*PROMPT, *plain], accepts)

@@ -171,8 +171,13 @@ def test_muse_glimmer_slides_alike(tight, tokens):
 def one_layer_drafter(*, causal: bool, window: int = WINDOW) -> ScriptedDrafter:
     """One layer and an identity convolution: rows do not hear of what other rows see."""
     drafter = ScriptedDrafter(
-        [], reject_every(3), block_size=8, num_hidden_layers=1, layer_types=["sliding_attention"],
-        is_causal=causal, sliding_window=window,
+        [],
+        reject_every(3),
+        block_size=8,
+        num_hidden_layers=1,
+        layer_types=["sliding_attention"],
+        is_causal=causal,
+        sliding_window=window,
     )
     for conv in (drafter.layers[0].attention_conv, drafter.layers[0].mlp_conv):
         conv.base_kernel = mx.broadcast_to(mx.array([1.0, 0.0])[None, :, None], conv.base_kernel.shape)
@@ -266,7 +271,8 @@ def test_1000_tokens_with_the_ordinary_room(family):
     session = DFlash2Session(target, ScriptedDrafter(text, [*ramp(4), 0, 3, 0]))
     checked = iter(range(10**6))
     reply = run(
-        session, Request(TEXT, 1000, width=5),
+        session,
+        Request(TEXT, 1000, width=5),
         each=lambda _: assert_state_of(session, text) if next(checked) % 7 == 0 else None,
     )
     assert reply.tokens == plain

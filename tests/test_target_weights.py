@@ -23,8 +23,13 @@ from tests.tiny import TARGET_CONFIGS, make_mlx_model, save_drafter
 
 MINI = Path(d2.__file__).parent / "data" / "mini" / "target"
 IDS = mx.array([[3, 5, 9, 100, 20, 77, 8]])
-NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight", "q_norm.weight",
-         "k_norm.weight")
+NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "model.norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+)
 Weights = dict[str, mx.array]
 
 
@@ -73,14 +78,20 @@ def raw(weights: Weights) -> Weights:
 
 def with_mtp(weights: Weights) -> Weights:
     """Keys of the multi-token head; an older rule took them for a sign of raw norms."""
-    extra = {"mtp.norm.weight": mx.zeros((64,)), "mtp.layers.0.input_layernorm.weight": mx.zeros((64,)),
-             "mtp.fc.weight": mx.zeros((64, 128))}
+    extra = {
+        "mtp.norm.weight": mx.zeros((64,)),
+        "mtp.layers.0.input_layernorm.weight": mx.zeros((64,)),
+        "mtp.fc.weight": mx.zeros((64, 128)),
+    }
     return {**weights, **extra}
 
 
 def with_vision(weights: Weights) -> Weights:
-    return {**weights, "model.visual.patch_embed.proj.weight": mx.zeros((4, 3)),
-            "vision_tower.blocks.0.attn.qkv.weight": mx.zeros((4, 4))}
+    return {
+        **weights,
+        "model.visual.patch_embed.proj.weight": mx.zeros((4, 3)),
+        "vision_tower.blocks.0.attn.qkv.weight": mx.zeros((4, 4)),
+    }
 
 
 FORMS: dict[str, Callable[[Weights], Weights]] = {

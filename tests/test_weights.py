@@ -119,10 +119,19 @@ def test_missing_tensors_are_named(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["embed_tokens.weight", "lm_head.weight", "mask_embedding", "layers.2.input_layernorm.weight",
-     "layers.0.self_attn.q_proj.bias", "layers.0.self_attn.g_proj.weight", "aux_hidden_norms.0.weight",
-     "layers.0.self_attn.attention_sink_bias", "norm.scales", "layers.0.mlp_conv.base_kernel.scales",
-     "layers.0.self_attn.q_proj.weight_scale_inv"],
+    [
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "mask_embedding",
+        "layers.2.input_layernorm.weight",
+        "layers.0.self_attn.q_proj.bias",
+        "layers.0.self_attn.g_proj.weight",
+        "aux_hidden_norms.0.weight",
+        "layers.0.self_attn.attention_sink_bias",
+        "norm.scales",
+        "layers.0.mlp_conv.base_kernel.scales",
+        "layers.0.self_attn.q_proj.weight_scale_inv",
+    ],
 )
 def test_unknown_tensors_are_named(tmp_path, name):
     raw, weights = fitting()

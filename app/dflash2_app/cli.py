@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code; the entry point of the installed command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # A caller that closed a stream (`>&-`) leaves None behind.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")
-    sys.stderr = sys.stderr or Path(os.devnull).open("w")
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     use_lossy_encoding()
     # Its warnings (a prompt longer than the context) repeat, at length, what our errors say in one line.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

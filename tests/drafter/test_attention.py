@@ -23,7 +23,9 @@ def mask(start: int, length: int, *, base: int = 0, capacity: int = 24, window: 
 def test_t4():
     seen = mask(5, 3, window=4, causal=False)
     assert [np.flatnonzero(row).tolist() for row in seen] == [
-        [2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7], [4, 5, 6, 7],
+        [2, 3, 4, 5, 6, 7],
+        [3, 4, 5, 6, 7],
+        [4, 5, 6, 7],
     ]
 
 

@@ -130,7 +130,11 @@ def test_sampled_proposals(name, temperature):
     model.append_context(hidden_rows, context, rows)
     gumbels = np.random.default_rng(5).gumbel(size=(4, VOCAB))
     proposal = model.propose(
-        mx.array([anchor]), context, 5, TABLES, temperature=temperature,
+        mx.array([anchor]),
+        context,
+        5,
+        TABLES,
+        temperature=temperature,
         noise=lambda ids: mx.take_along_axis(mx.array(gumbels, dtype=mx.float32)[None], ids, axis=-1),
     )
     want = theirs.propose(theirs.forward(np.array(hidden_rows[0]), anchor, 5), anchor, temperature, gumbels=gumbels)

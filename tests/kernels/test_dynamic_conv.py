@@ -12,7 +12,12 @@ from tests.reference import conv as reference
 
 # (batch, rows, channels, taps, channels per group)
 SHAPES = [
-    (1, 1, 4, 2, 2), (2, 5, 12, 2, 3), (3, 8, 20, 3, 5), (1, 2, 6, 4, 1), (2, 16, 64, 2, 16), (1, 7, 10, 1, 10),
+    (1, 1, 4, 2, 2),
+    (2, 5, 12, 2, 3),
+    (3, 8, 20, 3, 5),
+    (1, 2, 6, 4, 1),
+    (2, 16, 64, 2, 16),
+    (1, 7, 10, 1, 10),
     (1, 3, 8, 5, 4),
 ]
 
@@ -23,7 +28,8 @@ def random(*shape: int, seed: int = 0) -> mx.array:
 
 def inputs(batch: int, rows: int, channels: int, taps: int, group: int) -> tuple[mx.array, mx.array, mx.array]:
     return (
-        random(batch, rows, channels), random(taps, channels, seed=1),
+        random(batch, rows, channels),
+        random(taps, channels, seed=1),
         random(batch, rows, taps, channels // group, seed=2),
     )
 

@@ -39,8 +39,14 @@ class Inputs:
 
     def theirs(self, row: int, top_k: int, temperature: float = 0.0) -> reference.Walk:
         return reference.walk(
-            self.logits[row], self.gates[row], self.predecessor, self.successor, int(self.anchors[row]), top_k,
-            temperature, gumbels=self.gumbels[row] if temperature > 0 else None,
+            self.logits[row],
+            self.gates[row],
+            self.predecessor,
+            self.successor,
+            int(self.anchors[row]),
+            top_k,
+            temperature,
+            gumbels=self.gumbels[row] if temperature > 0 else None,
         )
 
 
@@ -52,8 +58,11 @@ def random_inputs(batch: int, rows: int, vocab: int, rank: int, seed: int, *, wh
         return np.round(values) if whole else values
 
     return Inputs(
-        2 * draw(batch, rows, vocab), draw(batch, rows, rank), draw(vocab, rank) / (1 if whole else 2),
-        draw(vocab, rank) / (1 if whole else 2), rng.integers(0, vocab, size=batch).astype(np.int32),
+        2 * draw(batch, rows, vocab),
+        draw(batch, rows, rank),
+        draw(vocab, rank) / (1 if whole else 2),
+        draw(vocab, rank) / (1 if whole else 2),
+        rng.integers(0, vocab, size=batch).astype(np.int32),
         rng.gumbel(size=(batch, rows, vocab)),
     )
 
@@ -186,8 +195,13 @@ def test_a_batch_is_its_rows():
     inputs = random_inputs(4, 7, 50, 20, 11)
     together, _ = inputs.ours(5, 0.9)
     for row in range(4):
-        one = Inputs(*(a[row : row + 1] for a in (inputs.logits, inputs.gates)), inputs.predecessor, inputs.successor,
-                     inputs.anchors[row : row + 1], inputs.gumbels[row : row + 1])
+        one = Inputs(
+            *(a[row : row + 1] for a in (inputs.logits, inputs.gates)),
+            inputs.predecessor,
+            inputs.successor,
+            inputs.anchors[row : row + 1],
+            inputs.gumbels[row : row + 1],
+        )
         alone, _ = one.ours(5, 0.9)
         np.testing.assert_array_equal(together.tokens[row], alone.tokens[0])
         np.testing.assert_allclose(together.q[row], alone.q[0], rtol=1e-6)

@@ -33,7 +33,9 @@ def test_plain_decoding_equals_generate_step(family, kind):
     prompt, tokens = (PROMPT[:3], WINDOW - 3) if family in SLIDING else (TEXT[:50], 64)
     # mlx-lm picks the best log-probability; rounded to bfloat16, several can be best where one logit is.
     steps = generate_step(
-        mx.array(prompt), text_model(family, kind), max_tokens=tokens,
+        mx.array(prompt),
+        text_model(family, kind),
+        max_tokens=tokens,
         logits_processors=[lambda _, logits: logits.astype(mx.float32)],
     )
     assert plain_reply(lively_target(family, kind), prompt, tokens) == [int(token) for token, _ in steps]
