@@ -48,7 +48,6 @@ class Session:
         self.cached_tokens = 0
         self._pending: deque[QueuedPass] = deque()
         self._request: Request | None = None
-        self._last_start = 0
         self._generated = 0
 
     @property
