@@ -89,7 +89,10 @@ class Reply:
 def step_through(session: Session, request: Request) -> Iterator[PrefillProgress | RoundResult]:
     """Begin a request and yield what each step returns; does not finish it."""
     session.begin(request)
+    steps = 0
     while (result := session.step()) is not None:
+        steps += 1
+        assert steps <= len(request.prompt) + request.max_tokens, "the session does not come to an end"
         yield result
 
 
