@@ -65,7 +65,9 @@ def test_all_is_exactly_what_can_be_imported():
 def test_every_public_name_is_documented_and_ours(name):
     value = getattr(d2, name)
     assert value.__module__.split(".")[0] == "dflash2_mlx"
-    assert inspect.getdoc(value), f"{name} has no docstring"
+    text = inspect.getdoc(value)
+    # A dataclass without one is given its signature.
+    assert text and not text.startswith(f"{name}("), f"{name} has no docstring"
 
 
 def test_star_import():
