@@ -26,7 +26,7 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
-from dflash2_mlx.kernels.dynamic_conv import dynamic_conv
+from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
 from dflash2_mlx.kernels.select_walk import edge_scores, select_walk
 from dflash2_mlx.kernels.top_candidates import top_candidates
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
@@ -58,9 +58,9 @@ def random(*shape: int, seed: int = 0) -> mx.array:
 
 
 def conv_case(label: str, batch: int, rows: int, channels: int, taps: int, group: int) -> Case:
-    x, base = random(batch, rows, channels), random(taps, channels, seed=1)
-    delta = random(batch, rows, taps, channels // group, seed=2)
-    return Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta))
+    x, base = random(batch, rows, channels), split_base(random(2, taps, channels, seed=1), channels // group)
+    delta = random(batch, rows, 2, taps, channels // group, seed=2)
+    return Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta, 0))
 
 
 def candidates_case(label: str, rows: tuple[int, ...], vocab: int, top_k: int) -> Case:

@@ -79,7 +79,7 @@ class RowBuffers:
         self.keys = [mx.zeros(shape, dtype=dtype) for _ in range(self.num_layers)]
         self.values = [mx.zeros(shape, dtype=dtype) for _ in range(self.num_layers)]
 
-    def run(self, function: Callable[..., Written[Result]], *inputs: mx.array) -> Result:
+    def run(self, function: Callable[..., Written[Result]], *inputs: mx.array | int) -> Result:
         """Call a function of (*inputs, base, keys, values) that returns a result and the new keys and values.
 
         The buffers are handed over, not shared, so a compiled function still writes them in place.

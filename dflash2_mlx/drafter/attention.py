@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
+from .joined import join, run_joined, share
 
 
 class DrafterAttention(nn.Module):
@@ -31,34 +32,60 @@ class DrafterAttention(nn.Module):
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
 
-    def keys_values(self, x: mx.array, start: mx.array) -> tuple[mx.array, mx.array]:
-        """K and V of rows at positions start.. ; the same for context and block rows.
-
-        Shapes:
-            x: [B, L, D], start: [B] int32 -> [B, Hkv, L, Dh] twice
-        """
-        batch, length, _ = x.shape
-        keys = self.k_proj(x).reshape(batch, length, self.kv_heads, self.head_dim)
-        keys = self._rope(self.k_norm(keys).transpose(0, 2, 1, 3), start)
-        values = self.v_proj(x).reshape(batch, length, self.kv_heads, self.head_dim)
-        return keys, values.transpose(0, 2, 1, 3)
+        self._qkv: nn.Module | None = None
+        self._norms: mx.array | None = None
 
     def __call__(self, x: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
-        """Attend [B, L, D] block rows at positions start.. over context and block.
+        """Attend block rows at positions start.. over context and block.
 
         Shapes:
+            x:     [B, L, D], or [L, D] where B is 1
             start: [B] int32
             mask:  [B, 1, L, capacity] bool, from `block_mask`
         """
-        batch, length, _ = x.shape
-        queries = self.q_proj(x).reshape(batch, length, self.heads, self.head_dim)
-        queries = self._rope(self.q_norm(queries).transpose(0, 2, 1, 3), start)
-        keys, values = buffers.write(layer, *self.keys_values(x, start), start)
+        queries, keys, values = self.project(x, start)
+        keys, values = buffers.write(layer, keys, values, start)
         out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.head_dim**-0.5, mask=mask)
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, length, -1))
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(*x.shape[:-1], -1))
 
-    def _rope(self, x: mx.array, start: mx.array) -> mx.array:
-        return mx.fast.rope(x, self.head_dim, traditional=False, base=self.theta, scale=1.0, offset=start)
+    def project(self, x: mx.array, start: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values of rows at positions start.., normed and turned.
+
+        Shapes:
+            x: [B, L, D] (or [L, D]), start: [B] int32 -> [B, Hq, L, Dh] and twice [B, Hkv, L, Dh]
+        """
+        turned = self.heads + self.kv_heads
+        rows = run_joined(self._qkv, (self.q_proj, self.k_proj, self.v_proj), x)
+        rows = rows.reshape(start.shape[0], -1, turned + self.kv_heads, self.head_dim)
+        norms = self._head_norms() if self._norms is None else self._norms
+        both = norm_and_turn(rows[:, :, :turned], norms, start, theta=self.theta, eps=self.q_norm.eps)
+        return both[:, : self.heads], both[:, self.heads :], rows[:, :, turned:].transpose(0, 2, 1, 3)
+
+    def _head_norms(self) -> mx.array:
+        """Norm weights of every query and key head: [Hq + Hkv, Dh]."""
+        return mx.concatenate(
+            [
+                mx.broadcast_to(self.q_norm.weight, (self.heads, self.head_dim)),
+                mx.broadcast_to(self.k_norm.weight, (self.kv_heads, self.head_dim)),
+            ]
+        )
+
+    def join_weights(self) -> None:
+        """Run q, k and v as one product from now on; the parts become views of it."""
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        self._qkv, self._norms = join(parts), self._head_norms()
+        share(self._qkv, parts)
+        mx.eval(self._norms)
+
+
+def norm_and_turn(x: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:
+    """RMSNorm of each head, then RoPE at positions start.. .
+
+    Shapes:
+        x: [B, L, H, Dh], norms: [H, Dh], start: [B] int32 -> [B, H, L, Dh]
+    """
+    normed = (mx.fast.rms_norm(x, None, eps) * norms).transpose(0, 2, 1, 3)
+    return mx.fast.rope(normed, x.shape[-1], traditional=False, base=theta, scale=1.0, offset=start)
 
 
 def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool) -> mx.array:

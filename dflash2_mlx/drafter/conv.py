@@ -11,7 +11,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels.dynamic_conv import dynamic_conv
+from ..kernels.dynamic_conv import dynamic_conv, split_base
 
 BEFORE, AFTER = 0, 1
 
@@ -31,24 +31,28 @@ class DynamicConv(nn.Module):
         self.groups = channels // group_size
         self.base_kernel = mx.zeros((2, kernel_size, channels))
         self.kernel_projection = nn.Linear(channels, 2 * kernel_size * self.groups, bias=False)
+        self._split: list[mx.array] | None = None
 
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Convolve the sublayer's input; also return the coefficients for `finish`.
+        """Convolve the sublayer's input; also return the coefficients, for `finish`.
 
         Shapes:
-            x: [B, L, D] -> [B, L, D] and [B, L, W, G]
+            x: [..., L, D] -> [..., L, D] and [..., L, 2, W, G]
         """
-        batch, length, _ = x.shape
-        delta = self.kernel_projection(x).reshape(batch, length, 2, self.taps, self.groups)
-        out = dynamic_conv(x, self._base(BEFORE), delta[:, :, BEFORE])
-        return out, delta[:, :, AFTER]
+        delta = self.kernel_projection(x).reshape(*x.shape[:-1], 2, self.taps, self.groups)
+        return dynamic_conv(x, self._base(), delta, BEFORE), delta
 
     def finish(self, y: mx.array, delta: mx.array) -> mx.array:
-        """Convolve the sublayer's output [B, L, D] with the coefficients `prepare` returned."""
-        return dynamic_conv(y, self._base(AFTER), delta)
+        """Convolve the sublayer's output [..., L, D] with the coefficients `prepare` returned."""
+        return dynamic_conv(y, self._base(), delta, AFTER)
 
-    def _base(self, side: int) -> mx.array:
-        return self.base_kernel[side : side + 1].squeeze(0)  # a view; base_kernel[side] would copy
+    def _base(self) -> list[mx.array]:
+        return split_base(self.base_kernel, self.groups) if self._split is None else self._split
+
+    def freeze_base(self) -> None:
+        """Split the base kernel once; it may not change afterwards."""
+        self._split = split_base(self.base_kernel, self.groups)
+        mx.eval(self._split)
 
 
 class NoConv(nn.Module):
@@ -59,3 +63,6 @@ class NoConv(nn.Module):
 
     def finish(self, y: mx.array, delta: mx.array) -> mx.array:
         return y
+
+    def freeze_base(self) -> None:
+        """Nothing to prepare."""

@@ -12,6 +12,7 @@ from ..buffers import RowView
 from ..config import DrafterConfig
 from .attention import DrafterAttention
 from .conv import DynamicConv, NoConv
+from .joined import join, share
 
 
 class DrafterMLP(nn.Module):
@@ -22,9 +23,20 @@ class DrafterMLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self._gate_up: nn.Module | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        if self._gate_up is None:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        else:
+            gate, up = mx.split(self._gate_up(x), 2, axis=-1)
+        return self.down_proj(nn.silu(gate) * up)
+
+    def join_weights(self) -> None:
+        """Run gate and up as one product from now on; the parts become views of it."""
+        parts = (self.gate_proj, self.up_proj)
+        self._gate_up = join(parts)
+        share(self._gate_up, parts)
 
 
 def _make_conv(config: DrafterConfig) -> DynamicConv | NoConv:
@@ -46,7 +58,7 @@ class DrafterLayer(nn.Module):
         self.mlp_conv = _make_conv(config)
 
     def __call__(self, hidden: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
-        """Shapes: hidden [B, L, D]; see `DrafterAttention.__call__` for the rest."""
+        """Shapes: hidden [B, L, D], or [L, D] where B is 1; see `DrafterAttention.__call__` for the rest."""
         mixed, delta = self.attention_conv.prepare(self.input_layernorm(hidden))
         out = self.self_attn(mixed, buffers, layer, start, mask)
         hidden = hidden + self.attention_conv.finish(out, delta)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import mlx.core as mx
@@ -20,9 +21,11 @@ from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels.select_walk import select_walk
 from ..kernels.top_candidates import top_candidates
-from .attention import block_mask
+from ..layout import on_cpu
+from .attention import block_mask, norm_and_turn
 from .context import DrafterContext
 from .decoder import DrafterLayer
+from .joined import join, run_joined
 from .selector import CandidateSelector
 
 
@@ -64,8 +67,11 @@ class DraftModel(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         if config.selector_rank is not None:
             self.candidate_selector = CandidateSelector(config.vocab_size, config.selector_rank, hidden)
-        self.block_pass, self.project = self._block_pass, self._project
-        self.score = self._score_candidates
+        self.project = self._project
+        self._context_kv: nn.Module | None = None
+        self._norms: mx.array | None = None
+        self._compiled = False
+        self._lender: Lender | None = None
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -92,13 +98,36 @@ class DraftModel(nn.Module):
         context.advance(rows, keep)
 
     def _project(
-        self, taps: mx.array, start: mx.array, base: mx.array, keys: list[mx.array], values: list[mx.array]
+        self,
+        taps: mx.array,
+        start: mx.array,
+        base: mx.array,
+        buffer_keys: list[mx.array],
+        buffer_values: list[mx.array],
     ) -> Written[None]:
-        buffers = RowView(keys, values, base)
+        buffers = RowView(buffer_keys, buffer_values, base)
         features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
-        for number, layer in enumerate(self.layers):
-            buffers.write(number, *layer.self_attn.keys_values(features, start), start)
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        rows = run_joined(self._context_kv, self._context_parts(), features)
+        rows = rows.reshape(*features.shape[:2], 2 * heads * len(self.layers), dim)
+        norms = self._context_norms() if self._norms is None else self._norms
+        # Keys of all layers come first, then all values.
+        keys, values = mx.split(rows, 2, axis=2)
+        keys = norm_and_turn(keys, norms, start, theta=self.config.rope_theta, eps=self.config.rms_norm_eps)
+        values = values.transpose(0, 2, 1, 3)
+        for number in range(len(self.layers)):
+            mine = slice(number * heads, (number + 1) * heads)
+            buffers.write(number, keys[:, mine], values[:, mine], start)
         return None, buffers.keys, buffers.values
+
+    def _context_parts(self) -> list[nn.Module]:
+        attention = [layer.self_attn for layer in self.layers]
+        return [*(module.k_proj for module in attention), *(module.v_proj for module in attention)]
+
+    def _context_norms(self) -> mx.array:
+        """Norm weights of every layer's key heads: [layers x Hkv, Dh]."""
+        weights = mx.stack([layer.self_attn.k_norm.weight for layer in self.layers])
+        return mx.repeat(weights, self.config.num_kv_heads, axis=0)
 
     def hidden(self, block: mx.array, context: DrafterContext) -> mx.array:
         """The block pass.
@@ -107,7 +136,7 @@ class DraftModel(nn.Module):
             block: [B, L, D] input embeddings: anchor, then mask rows -> [B, L, D], final norm applied
         """
         context.reserve(block.shape[1])
-        return context.buffers.run(self.block_pass, block, context.length)
+        return context.buffers.run(self._block_pass, block, context.length)
 
     def _block_pass(
         self, block: mx.array, start: mx.array, base: mx.array, keys: list[mx.array], values: list[mx.array]
@@ -119,11 +148,12 @@ class DraftModel(nn.Module):
             if kind not in masks:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
                 masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1])
-        hidden = block.astype(self.dtype)
+        # Without a batch axis, every product saves folding and unfolding it.
+        hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         for number, layer in enumerate(self.layers):
             mask = masks[config.layer_types[number], config.causal[number]]
             hidden = layer(hidden, buffers, number, start, mask)
-        return self.norm(hidden), buffers.keys, buffers.values
+        return self.norm(hidden).reshape(block.shape), buffers.keys, buffers.values
 
     def block_embeddings(self, anchor: mx.array, length: int, lender: Lender) -> mx.array:
         """Raw target embeddings of [anchor, mask, mask, ...]: [B] -> [B, length, D]."""
@@ -159,23 +189,63 @@ class DraftModel(nn.Module):
             temperature: 0 walks greedily.
             noise: candidates [B, N, K] -> Gumbel noise [B, N, K]; given exactly when temperature > 0.
         """
-        embeddings = self.block_embeddings(anchor, width, lender)
-        hidden = self.hidden(embeddings, context)[:, 1:]
-        raw = lender.head(hidden.astype(embeddings.dtype))
-        candidates, unary, *edges = self.score(hidden, raw, anchor)
-        drawn = None if noise is None else noise(candidates)
-        walk = select_walk(candidates, unary, edges[0] if edges else None, temperature=temperature, noise=drawn)
+        context.reserve(width)
+        drafted = context.buffers.run(self._pass_for(lender), anchor, context.length, width, noise is None)
+        candidates, unary, *rest = drafted
+        if noise is None:
+            return Proposal(rest[-1], candidates, unary, None)
+        walk = select_walk(
+            candidates, unary, rest[0] if rest else None, temperature=temperature, noise=noise(candidates)
+        )
         return Proposal(walk.tokens, candidates, unary, walk.q)
 
-    def _score_candidates(self, hidden: mx.array, raw: mx.array, anchor: mx.array) -> tuple[mx.array, ...]:
-        """Candidates, their logits and, with a selector, the edges between neighbours."""
-        candidates, values = top_candidates(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
-        unary = self.scale_logits(values)
-        if self.config.selector_rank is None:
-            return candidates, unary
-        return candidates, unary, self.candidate_selector.edges(hidden, anchor, candidates)
+    def _pass_for(self, lender: Lender) -> Callable[..., Written[list[mx.array]]]:
+        """The draft pass with this lender's tables; compiled once for each lender, if at all."""
+        if not self._compiled:
+            return partial(self._draft_pass, lender)
+        if self._lender is not lender:
+            self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
+        return self._graph
+
+    def _draft_pass(
+        self,
+        lender: Lender,
+        anchor: mx.array,
+        start: mx.array,
+        width: int,
+        greedy: bool,
+        base: mx.array,
+        keys: list[mx.array],
+        values: list[mx.array],
+    ) -> Written[list[mx.array]]:
+        """From the anchor to candidates, their logits, edges (with a selector) and walked tokens (when greedy)."""
+        embeddings = self.block_embeddings(anchor, width, lender)
+        hidden, keys, values = self._block_pass(embeddings, start, base, keys, values)
+        hidden = hidden[:, 1:]
+        raw = lender.head(hidden.astype(embeddings.dtype))
+        candidates, logits = top_candidates(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
+        drafted = [candidates, self.scale_logits(logits)]
+        edges = None
+        if self.config.selector_rank is not None:
+            edges = self.candidate_selector.edges(hidden, anchor, candidates)
+            drafted.append(edges)
+        if greedy:
+            drafted.append(select_walk(candidates, drafted[1], edges).tokens)
+        return drafted, keys, values
 
     def compile_for_inference(self) -> None:
-        """Compile the passes: the weights become constants of the graphs (no training after this)."""
-        self.block_pass, self.project = mx.compile(self._block_pass), mx.compile(self._project)
-        self.score = mx.compile(self._score_candidates)
+        """Join weights that share an input and compile the passes; no training after this.
+
+        The weights become constants of the graphs. K and V weights are kept twice, once beside the queries and
+        once for the context rows of all layers.
+        """
+        for layer in self.layers:
+            layer.self_attn.join_weights()
+            layer.attention_conv.freeze_base()
+            layer.mlp_conv.freeze_base()
+            if not on_cpu():  # OpenBLAS is quick below a size that the joined product would exceed
+                layer.mlp.join_weights()
+        self._context_kv, self._norms = join(self._context_parts()), self._context_norms()
+        mx.eval(self._norms)
+        self.project = mx.compile(self._project)
+        self._compiled = True

@@ -63,7 +63,7 @@ def test_keys_are_turned_by_their_absolute_position(start):
     module = DrafterAttention(config)
     module.k_norm.weight = mx.random.uniform(0.5, 1.5, (16,), key=mx.random.key(1))
     x = mx.random.normal((1, 3, 64), key=mx.random.key(2))
-    keys, values = module.keys_values(x, mx.array([start], dtype=mx.int32))
+    _, keys, values = module.project(x, mx.array([start], dtype=mx.int32))
     rows = np.array(x[0], dtype=np.float64)
     want = (rows @ np.array(module.k_proj.weight, dtype=np.float64).T).reshape(3, 2, 16)
     want = rope(rms_norm(want, np.array(module.k_norm.weight), 1e-5), range(start, start + 3), 1e6)

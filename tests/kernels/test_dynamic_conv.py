@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx.drafter.conv import DynamicConv
-from dflash2_mlx.kernels.dynamic_conv import dynamic_conv
+from dflash2_mlx.kernels import dynamic_conv as kernel
 from tests.reference import conv as reference
 
 # (batch, rows, channels, taps, channels per group)
@@ -20,6 +20,19 @@ SHAPES = [
     (1, 7, 10, 1, 10),
     (1, 3, 8, 5, 4),
 ]
+
+
+def dynamic_conv(x: mx.array, base: mx.array, delta: mx.array) -> mx.array:
+    """One side: base [W, D], delta [B, L, W, G]. The other side's numbers must not matter."""
+    both = [mx.stack([mx.full_like(a, 1e6), a], axis=axis) for a, axis in ((base, 0), (delta, 2))]
+    flipped = [mx.take(array, mx.array([1, 0]), axis=axis) for array, axis in zip(both, (0, 2), strict=True)]
+    groups = delta.shape[-1]
+    first, second = (
+        kernel.dynamic_conv(x, kernel.split_base(base, groups), delta, side)
+        for side, (base, delta) in enumerate([flipped, both])
+    )
+    np.testing.assert_array_equal(first.astype(mx.float32), second.astype(mx.float32))
+    return first
 
 
 def random(*shape: int, seed: int = 0) -> mx.array:
