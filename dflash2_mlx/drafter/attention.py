@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
-from .joined import join, run_joined, share
+from .joined import Joined, join, run_joined, share
 
 
 class DrafterAttention(nn.Module):
@@ -32,7 +32,7 @@ class DrafterAttention(nn.Module):
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
 
-        self._qkv: nn.Module | None = None
+        self._qkv: Joined | None = None
         self._norms: mx.array | None = None
 
     def __call__(self, x: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:

@@ -12,7 +12,7 @@ from ..buffers import RowView
 from ..config import DrafterConfig
 from .attention import DrafterAttention
 from .conv import DynamicConv, NoConv
-from .joined import join, share
+from .joined import Joined, join, share
 
 
 class DrafterMLP(nn.Module):
@@ -23,7 +23,7 @@ class DrafterMLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self._gate_up: nn.Module | None = None
+        self._gate_up: Joined | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         if self._gate_up is None:

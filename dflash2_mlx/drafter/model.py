@@ -25,7 +25,7 @@ from ..layout import on_cpu
 from .attention import block_mask, norm_and_turn
 from .context import DrafterContext
 from .decoder import DrafterLayer
-from .joined import join, run_joined
+from .joined import Joined, join, run_joined
 from .selector import CandidateSelector
 
 
@@ -68,7 +68,7 @@ class DraftModel(nn.Module):
         if config.selector_rank is not None:
             self.candidate_selector = CandidateSelector(config.vocab_size, config.selector_rank, hidden)
         self.project = self._project
-        self._context_kv: nn.Module | None = None
+        self._context_kv: Joined | None = None
         self._norms: mx.array | None = None
         self._compiled = False
         self._lender: Lender | None = None
