@@ -17,6 +17,7 @@ from .errors import (
     Dflash2Error,
     PairError,
     PromptError,
+    SettingError,
     UnsupportedModelError,
 )
 from .generate import (
@@ -54,6 +55,7 @@ __all__ = [
     "RoundInfo",
     "SamplingConfig",
     "Session",
+    "SettingError",
     "TokenLogprob",
     "UnsupportedModelError",
     "Verdict",

@@ -2,6 +2,7 @@
 
 Dflash2Error
 ├── ConfigError            a setting or a `config.json` value is missing, unknown or out of range
+│   └── SettingError       the caller's setting does not suit this model
 ├── CheckpointError        a checkpoint's files are missing, cut short or hold the wrong tensors
 ├── PairError              this drafter does not belong to this target
 ├── UnsupportedModelError  the target's family has no adapter
@@ -18,6 +19,10 @@ class Dflash2Error(Exception):
 
 class ConfigError(Dflash2Error, ValueError):
     """A setting or config value is missing, unknown or out of range."""
+
+
+class SettingError(ConfigError):
+    """A setting the caller chose is possible, but not with this model."""
 
 
 class CheckpointError(Dflash2Error):

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from .config import GenerationConfig
 from .constraints import LogitConstraint
-from .errors import ConfigError, PromptError
+from .errors import ConfigError, PromptError, SettingError
 from .load import Engine
 from .runtime import owner
 from .session import DFlash2Session, PlainSession, Request, Session
@@ -148,7 +148,11 @@ def generate(
 
 
 def collect(engine: Engine, events: Iterator[GenerationEvent]) -> GenerationResult:
-    """Join the events of one reply."""
+    """Join the events of one reply.
+
+    Raises:
+        ValueError: the iterator was read or closed before its end.
+    """
     text: list[str] = []
     ids: list[int] = []
     logprobs: list[TokenLogprob] = []
@@ -157,14 +161,15 @@ def collect(engine: Engine, events: Iterator[GenerationEvent]) -> GenerationResu
         text.append(last.text)
         ids.extend(last.token_ids)
         logprobs.extend(last.logprobs)
-    assert last is not None and last.finish_reason is not None
+    if last is None or last.finish_reason is None:
+        raise ValueError("events: got no last event of a reply, expected an iterator that nobody closed or read")
     drafter = engine.drafter_name if last.stats.mode == DFLASH2 else None
     return GenerationResult("".join(text), ids, last.finish_reason, last.stats, engine.target_name, drafter, logprobs)
 
 
 def _mode(engine: Engine, config: GenerationConfig) -> str:
     if config.mode == DFLASH2 and engine.drafter is None:
-        raise ConfigError("mode: got 'dflash2', expected 'plain' or 'auto': the engine has no drafter")
+        raise SettingError("mode: got 'dflash2', expected 'plain' or 'auto': the engine has no drafter")
     if config.mode == PLAIN or engine.drafter is None:
         return PLAIN
     return DFLASH2
@@ -190,7 +195,7 @@ def _width(engine: Engine, config: GenerationConfig) -> int:
     assert engine.block_size is not None
     width = config.block_size or engine.block_size
     if width > engine.block_size:
-        raise ConfigError(f"block_size: got {width}, expected an integer in 2..{engine.block_size}")
+        raise SettingError(f"block_size: got {width}, expected an integer in 2..{engine.block_size}")
     return width
 
 
@@ -260,7 +265,7 @@ class _Reply:
         for name, tokens in (("logit_bias", config.sampling.logit_bias), ("stop_token_ids", config.stop_token_ids)):
             for token in tokens or ():
                 if token >= vocab:
-                    raise ConfigError(f"{name}: got token id {token}, expected 0..{vocab - 1}")
+                    raise SettingError(f"{name}: got token id {token}, expected 0..{vocab - 1}")
         limit = engine.context_length
         if limit is None:
             return

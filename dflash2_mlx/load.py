@@ -9,6 +9,7 @@ Reference: DFlash 2 specification 2.4 (loader checks).
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,15 +100,7 @@ def load(
 
     config = read_config(find_config(source))
     check_target_config(config)
-    draft_files = None
-    if drafter is not None:
-        draft_config = DrafterConfig.from_dict(
-            read_config(find_config(drafter, "drafter")), num_target_layers=_layers_of(config)
-        )
-        check_pair(draft_config, config)
-        check_draft_bits(draft_config, draft_bits, draft_group_size)
-        draft_files = (find_files(drafter, "drafter"), draft_config)
-        check_drafter_files(*draft_files)
+    draft_files = None if drafter is None else _checked_drafter(drafter, config, draft_bits, draft_group_size)
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
@@ -132,6 +125,20 @@ def load(
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
     )
+
+
+def _checked_drafter(
+    drafter: str | Path, target_config: Mapping[str, Any], draft_bits: int | None, group_size: int
+) -> tuple[Path, DrafterConfig]:
+    """Folder and config of a drafter that suits the target; no weights are read."""
+    config = DrafterConfig.from_dict(
+        read_config(find_config(drafter, "drafter")), num_target_layers=_layers_of(target_config)
+    )
+    check_pair(config, target_config)
+    check_draft_bits(config, draft_bits, group_size)
+    folder = find_files(drafter, "drafter")
+    check_drafter_files(folder, config)
+    return folder, config
 
 
 def load_drafter(
@@ -204,6 +211,9 @@ def check_target_config(config: Mapping[str, Any]) -> None:
         value = text.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"target {key}: got {value!r}, expected an integer >= 1")
+    eps = text.get("rms_norm_eps", 0.0)
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        raise ConfigError(f"target rms_norm_eps: got {eps!r}, expected a number >= 0")
 
 
 def _layers_of(config: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ import mlx.nn as nn
 
 from .config import DrafterConfig
 from .drafter.model import DraftModel
-from .errors import CheckpointError, ConfigError
+from .errors import CheckpointError, ConfigError, SettingError
 from .layout import store_for_device
 
 DRAFT_BITS = (4, 8)
@@ -304,20 +304,20 @@ def check_draft_bits(config: DrafterConfig, draft_bits: int | None, group_size: 
     """Refuse quantization settings that cannot be applied to this drafter.
 
     Raises:
-        ConfigError: naming the setting.
+        SettingError: naming the setting.
     """
     if draft_bits is None:
         return
     if draft_bits not in DRAFT_BITS:
-        raise ConfigError(f"draft_bits: got {draft_bits!r}, expected 4 or 8")
+        raise SettingError(f"draft_bits: got {draft_bits!r}, expected 4 or 8")
     if group_size not in GROUP_SIZES:
-        raise ConfigError(f"draft_group_size: got {group_size!r}, expected 32, 64 or 128")
+        raise SettingError(f"draft_group_size: got {group_size!r}, expected 32, 64 or 128")
     if config.quantization:
-        raise ConfigError(f"draft_bits: got {draft_bits}, expected none: the drafter's files are already quantized")
+        raise SettingError(f"draft_bits: got {draft_bits}, expected none: the drafter's files are already quantized")
     for what, columns in (
         ("hidden_size", config.hidden_size),
         ("intermediate_size", config.intermediate_size),
         ("num_attention_heads x head_dim", config.num_heads * config.head_dim),
     ):
         if columns % group_size:
-            raise ConfigError(f"draft_group_size: got {group_size}, expected a divisor of {what} ({columns})")
+            raise SettingError(f"draft_group_size: got {group_size}, expected a divisor of {what} ({columns})")

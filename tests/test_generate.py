@@ -61,6 +61,17 @@ def test_nothing_runs_before_the_first_event_is_asked_for() -> None:
     assert d2.generate(engine, PROMPT, SHORT, session=session).finish_reason == "length"
 
 
+def test_events_that_were_read_or_closed_cannot_be_collected() -> None:
+    engine = drafting_engine("qwen3")
+    events = d2.stream_generate(engine, PROMPT, d2.GenerationConfig(max_tokens=3))
+    list(events)
+    closed = d2.stream_generate(engine, PROMPT, d2.GenerationConfig(max_tokens=3))
+    closed.close()
+    for unusable in (events, closed):
+        with pytest.raises(ValueError, match="events: got no last event"):
+            d2.collect(engine, unusable)
+
+
 def test_the_reply_ends_where_the_context_ends() -> None:
     config = {**TARGET_CONFIGS["qwen3"], "max_position_embeddings": 32}
     target = owner().call(lambda: make_target(make_mlx_model(config), config))

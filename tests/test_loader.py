@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,12 @@ def test_draft_bits_without_a_drafter(pair):
 
 
 # Targets that cannot be loaded.
+
+
+@pytest.mark.parametrize("eps", [math.nan, math.inf, -1e-6, "1e-6", None, True])
+def test_a_norm_that_would_spoil_every_number(own_pair, eps):
+    edit(own_pair / "target", lambda raw: raw.update(rms_norm_eps=eps))
+    stops(d2.ConfigError, "rms_norm_eps", repr(eps), target=own_pair / "target", drafter=own_pair / "drafter")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", None, "qwen3_next", 5, ["qwen3"]])

@@ -94,7 +94,7 @@ def test_wheel_asks_for_the_right_mlx_on_each_system(wheel: zipfile.ZipFile) -> 
 
 def test_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
     (entry_points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
-    assert "dflash2-mlx = dflash2_app.cli:main" in wheel.read(entry_points).decode("utf-8")
+    assert "dflash2-mlx = dflash2_app.__main__:run" in wheel.read(entry_points).decode("utf-8")
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
     assert metadata(wheel).get_all("Provides-Extra") == ["test"]
 

@@ -56,10 +56,27 @@ def explain(error: BaseException) -> Problem:
         return Problem(one_line(str(error)), error.hint, error.exit_code)
     if isinstance(error, typer.TyperException):
         return Problem(_reworded(error.format_message()), None, error.exit_code)
+    setting = _setting(error)
+    if setting is not None:
+        return Problem(setting, None, USAGE)
     for kind, hint in _table():
         if isinstance(error, kind):
             return Problem(_describe(error), hint, FAILED)
     return Problem(f"unexpected {type(error).__name__}: {one_line(str(error))}", DEBUG_HINT, FAILED)
+
+
+def _setting(error: BaseException) -> str | None:
+    """The message of an option that does not suit the model, named as the command line names it."""
+    if "dflash2_mlx" not in sys.modules:
+        return None
+    import dflash2_mlx as d2
+
+    name, colon, rest = one_line(str(error)).partition(":")
+    if name == "chat_template_kwargs":
+        name = "chat_template_args"
+    elif not isinstance(error, d2.SettingError):
+        return None
+    return f"--{name.replace('_', '-')}{colon}{rest}"
 
 
 def _reworded(message: str) -> str:

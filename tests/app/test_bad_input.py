@@ -166,6 +166,21 @@ def test_a_real_interrupt_exits_with_130() -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+def test_an_interrupt_while_python_still_imports() -> None:
+    script = (
+        "import builtins, sys\n"
+        "real = builtins.__import__\n"
+        "def interrupted(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = interrupted\n"
+        "from dflash2_app.__main__ import run\n"
+        "sys.exit(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment(), timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     with _fake_process("generate", "x", "--no-stats") as process:
         assert process.stdout is not None and process.stderr is not None

@@ -144,6 +144,27 @@ def test_panes_fit_every_terminal_and_show_the_newest_lines(width: int, height: 
     assert len(lines) <= max(height, 2 + LEAST_PANE * 2)
 
 
+@pytest.mark.parametrize("width", range(30, 130, 3))
+def test_a_footer_drops_whole_figures_rather_than_cut_one(width: int) -> None:
+    pair = lanes()
+    pair[1].start("reading")
+    figures = ["128 tokens", "187.1 tokens/s", "acceptance 2.31"]
+    pair[1].land([("x", "accepted")], " · ".join(figures))
+    shown = drawn(Console(width=width, height=40, force_terminal=False), Screen("subject", pair))
+    footer = [line for line in shown if line.startswith("╰") or "╯╰" in line][-1]
+    words = footer.rstrip("╯").rstrip("─ ").rsplit("─ ", 1)[1]
+    seconds, *rest = words.split(" · ") if " s · " in words else ("", *words.split(" · "))
+    assert rest == figures[len(figures) - len(rest) :]
+    assert len(rest) == 3 or (not seconds and len(rest) >= 1)
+
+
+def test_the_panes_say_what_they_wait_for() -> None:
+    lane = Lane("plain", "both warm up")
+    assert lane.footer() == "both warm up"
+    lane.waiting = "waits for its turn"
+    assert lane.footer() == "waits for its turn"
+
+
 def test_model_text_cannot_reach_the_terminal() -> None:
     lane = Lane("plain", "waits")
     lane.land([("\x1b]0;title\x07[red]x[/red]\r\tend", "plain")], "")

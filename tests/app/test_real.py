@@ -125,10 +125,6 @@ def test_a_drafter_for_another_target(run: Run, pair: Path) -> None:
         (["--drafter", str(MINI / "target")], ["expected"]),
         (["--model", str(MINI / "drafter")], ["expected"]),
         (["--model", str(MINI)], ["config.json"]),
-        (["--block-size", "9"], ["block_size", "9", "2..8"]),
-        (["--logit-bias", "5000=1"], ["logit_bias", "5000"]),
-        (["--chat-template-args", '{"a": 1}'], ["chat_template"]),
-        (["--system", "s"], ["messages"]),
     ],
 )
 def test_wrong_models_and_settings(run: Run, flags: list[str], words: list[str]) -> None:
@@ -137,6 +133,22 @@ def test_wrong_models_and_settings(run: Run, flags: list[str], words: list[str])
     assert "unexpected" not in ran.error
     assert ran.code == 1
     assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--block-size", "9"], "--block-size: got 9, expected an integer in 2..8"),
+        (["--logit-bias", "5000=1"], "--logit-bias: got token id 5000, expected 0..4095"),
+        (["--chat-template-args", '{"a": 1}'], "--chat-template-args: got {'a': 1}, expected none"),
+        (["--system", "s"], "--system: got 's', expected none: mini has no chat template"),
+    ],
+)
+def test_options_that_do_not_suit_the_model_are_named_as_typed(run: Run, flags: list[str], message: str) -> None:
+    ran = run("generate", "x = ", "--max-tokens", "2", *flags)
+    assert ran.error.startswith(message)
+    assert ran.code == 2 and ran.out == ""
+    assert "hint: `dflash2-mlx generate --help`" in ran.err
 
 
 def test_a_prompt_longer_than_the_context(run: Run) -> None:

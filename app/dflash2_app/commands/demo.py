@@ -110,6 +110,7 @@ def demo(
     with Output() as out:
         config = _config(prompts, reply, sampling)
         engine = models.load(out)
+        prompts.check(engine)
         text = given or prompts.read(DEFAULT_QUESTION if _chats(engine, config) else DEFAULT_CODE)
         pair = Pair(engine, text, config)
         if json:
@@ -181,11 +182,13 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
 
     console = Console()
     shown = _shown(pair)
-    lanes = {mode: Lane(TITLES[mode], "waits for its turn", shown) for mode in MODES}
+    lanes = {mode: Lane(TITLES[mode], "both warm up", shown) for mode in MODES}
     screen = Screen(_subject(pair), list(lanes.values()))
     out.end_status()
     with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
         pair.warm_up()
+        for lane in lanes.values():
+            lane.waiting = "waits for its turn"
         results = {mode: _run_live(pair, mode, lanes[mode]) for mode in MODES}
     verdict = pair.compare(**results)
     _print_verdict(console, pair, results, verdict)

@@ -41,6 +41,7 @@ NEWEST: dict[Kind, str] = {
 SIDE_BY_SIDE = 96  # columns from which two panes of code are readable next to each other
 VERDICT_LINES = 14  # kept free below the panes, so that panes and verdict share one screen
 LEAST_PANE = 5
+SEPARATOR = " · "
 BAR_LINES = 3
 SPEED_BAR = 30
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
@@ -107,7 +108,7 @@ class Lane:
             if self._started is None:
                 return self.waiting
             seconds = (self._ended or time.monotonic()) - self._started
-            return f"{seconds:.1f} s · {self._figures}" if self._figures else f"{seconds:.1f} s"
+            return f"{seconds:.1f} s{SEPARATOR}{self._figures}" if self._figures else f"{seconds:.1f} s"
 
     def tail(self, console: Console, width: int, height: int) -> list[Text]:
         """Wrap the last lines that fit into a pane."""
@@ -160,11 +161,18 @@ class Screen:
             Group(*lines),
             title=Text(lane.title, style="bold not dim"),
             title_align="left",
-            subtitle=Text(lane.footer(), style="not dim"),
+            subtitle=Text(_fitting(lane.footer(), width - 6), style="not dim"),
             subtitle_align="left",
             border_style="cyan" if lane.running else "dim",
             height=height,
         )
+
+
+def _fitting(footer: str, room: int) -> str:
+    """Leave out figures from the left, where the less telling ones are, rather than cut a number in two."""
+    while len(footer) > room and SEPARATOR in footer:
+        footer = footer.partition(SEPARATOR)[2]
+    return footer
 
 
 def figures(stats: d2.GenerationStats) -> str:
@@ -172,7 +180,7 @@ def figures(stats: d2.GenerationStats) -> str:
     parts = [f"{stats.generated_tokens} tokens", speed(stats)]
     if stats.mode == "dflash2" and stats.acceptance_length is not None:
         parts.append(f"acceptance {stats.acceptance_length:.2f}")
-    return " · ".join(parts)
+    return SEPARATOR.join(parts)
 
 
 def speed(stats: d2.GenerationStats) -> str:

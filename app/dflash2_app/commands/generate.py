@@ -79,6 +79,7 @@ def generate(
         for name in sampling.without_effect():
             out.note(f"{name} has no effect at --temperature 0")
         engine = models.load(out, plain=plain)
+        prompts.check(engine)
         if shown.json:
             stats = _print_object(engine, text, config, out)
         else:

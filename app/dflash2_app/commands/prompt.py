@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from ..errors import UsageError
 from ..output import is_terminal
 from .options import valued
 from .parsers import filled, json_object
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
 
 STANDARD_INPUT = "-"
 _PANEL = "Prompt"
@@ -66,6 +69,11 @@ class PromptOptions:
             raise UsageError("prompt: got an empty text, expected at least one word")
         _check_text("prompt", text)
         return text if self.system is None else self._with_system([{"role": "user", "content": text}])
+
+    def check(self, engine: d2.Engine) -> None:
+        """Refuse what needs a chat template when the model has none."""
+        if self.system is not None and not engine.tokenizer.has_chat_template:
+            raise UsageError(f"--system: got {self.system!r}, expected none: {engine.target_name} has no chat template")
 
     def _with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if self.system is None:
