@@ -64,10 +64,10 @@ def test_nothing_runs_before_the_first_event_is_asked_for() -> None:
 def test_events_that_were_read_or_closed_cannot_be_collected() -> None:
     engine = drafting_engine("qwen3")
     events = d2.stream_generate(engine, PROMPT, d2.GenerationConfig(max_tokens=3))
-    list(events)
+    begun = list(events)[:-1]
     closed = d2.stream_generate(engine, PROMPT, d2.GenerationConfig(max_tokens=3))
     closed.close()
-    for unusable in (events, closed):
+    for unusable in (events, closed, iter(begun)):
         with pytest.raises(ValueError, match="events: got no last event"):
             d2.collect(engine, unusable)
 

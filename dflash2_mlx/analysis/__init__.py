@@ -1,0 +1,17 @@
+"""Measures a machine and a pair: what runs here, what a pass costs, which block size pays."""
+
+from ..kernels._dispatch import KernelState
+from .kernels import kernel_states
+from .machine import backend, describe_machine, measure_bandwidth, package_versions
+from .pair import PairReport, examine_pair
+
+__all__ = [
+    "KernelState",
+    "PairReport",
+    "backend",
+    "describe_machine",
+    "examine_pair",
+    "kernel_states",
+    "measure_bandwidth",
+    "package_versions",
+]

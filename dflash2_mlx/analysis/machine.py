@@ -1,0 +1,100 @@
+"""What this machine is, as far as it matters for decoding.
+
+Owns: facts about chip, system, memory and packages, and the memory bandwidth MLX reaches. Asks the system, guesses
+nothing: what cannot be found out is None.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..runtime import owner
+
+PACKAGES = ("dflash2-mlx", "mlx", "mlx-metal", "mlx-lm", "transformers", "huggingface_hub", "numpy")
+_BLOCK_BYTES = 256 * 2**20
+_MEMINFO = Path("/proc/meminfo")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Chip, system, memory and back-end; every value is plain JSON.
+
+    Bytes unless named otherwise. `memory_limit_bytes` is where MLX begins to wait, `wired_limit_bytes` what macOS
+    lets a GPU keep resident (None elsewhere).
+    """
+    device: dict[str, Any] = dict(mx.device_info())
+    return {
+        "chip": _sysctl("machdep.cpu.brand_string") or device.get("device_name") or platform.processor() or None,
+        "architecture": device.get("architecture"),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {_system_version()}",
+        "python": platform.python_version(),
+        "memory_bytes": device.get("memory_size") or _memory_bytes(),
+        "memory_limit_bytes": mx.get_memory_limit(),
+        "wired_limit_bytes": device.get("max_recommended_working_set_size"),
+        "backend": backend(),
+        "device": str(mx.default_device()),
+    }
+
+
+def backend() -> str:
+    """Where MLX computes by default: "metal", "cuda" or "cpu"."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of what decoding depends on."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def measure_bandwidth(repeats: int = 5) -> float:
+    """Bytes per second MLX moves when it reads and writes a large array."""
+    return owner().call(lambda: _bandwidth(repeats))
+
+
+def _bandwidth(repeats: int) -> float:
+    block = mx.zeros((_BLOCK_BYTES // 4,), dtype=mx.float32)
+    mx.eval(block, block + 1.0)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        mx.eval(block + 1.0)
+        seconds.append(time.perf_counter() - began)
+    return 2 * _BLOCK_BYTES / statistics.median(seconds)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _system_version() -> str:
+    return platform.mac_ver()[0] if sys.platform == "darwin" else platform.release()
+
+
+def _sysctl(name: str) -> str | None:
+    if sys.platform != "darwin":
+        return None
+    asked = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or None
+
+
+def _memory_bytes() -> int | None:
+    if not _MEMINFO.is_file():
+        return None
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,133 @@
+"""Which implementation of each kernel runs in this process.
+
+Owns: `DFLASH2_KERNELS`, the state of every kernel (wanted, tested, switched off and why), and the one seam through
+which kernel objects are made. A kernel is tested on the device before its first use, each on its own; a wrong number
+or an exception switches this kernel off, never the others. Knows no kernel's arguments.
+
+    DFLASH2_KERNELS=auto                      Metal where there is Metal (the default)
+    DFLASH2_KERNELS=mlx                       the pure-MLX twins
+    DFLASH2_KERNELS=metal                     Metal, and an error where it cannot run
+    DFLASH2_KERNELS=auto,select_walk=mlx      one kernel by name
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import ConfigError, Dflash2Error
+
+VARIABLE = "DFLASH2_KERNELS"
+KERNELS = ("dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
+AUTO, MLX, METAL = "auto", "mlx", "metal"
+_CHOICES = (AUTO, MLX, METAL)
+
+# Makes a kernel object of a name, input names, output names and a body, as `mx.fast.metal_kernel` does.
+Factory = Callable[..., Callable[..., list[mx.array]]]
+
+
+class KernelMismatch(Dflash2Error):
+    """A kernel gave other numbers than its twin."""
+
+
+@dataclass(frozen=True)
+class KernelState:
+    """What is known of one kernel: `runs` is "metal" or "mlx"; `reason` says why it is not what `wanted` asks for."""
+
+    name: str
+    wanted: str
+    runs: str
+    tested: bool
+    reason: str | None
+
+
+class Dispatcher:
+    """The choice for every kernel.
+
+    Args:
+        wanted: text of `DFLASH2_KERNELS`.
+        factory: makes Metal kernels; None where nothing can run them.
+        eager: kernels run when called (the emulator of the tests), so no graph around them may be compiled.
+    Raises:
+        ConfigError: naming the variable, for an unknown choice or kernel.
+    """
+
+    def __init__(self, wanted: str, factory: Factory | None, *, eager: bool = False):
+        self.wanted = parse_choices(wanted)
+        self.factory = factory
+        self.eager = eager
+        self._failures: dict[str, str] = {}
+        self._tested: set[str] = set()
+
+    def uses_metal(self, name: str, self_test: Callable[[], None]) -> bool:
+        """Whether this kernel runs on Metal; its first call tests it.
+
+        Args:
+            self_test: runs the kernel and its twin; raises `KernelMismatch` where they differ.
+        Raises:
+            ConfigError: Metal was asked for by name and cannot run here.
+        """
+        if self.wanted[name] == MLX:
+            return False
+        if self.factory is None:
+            if self.wanted[name] == METAL:
+                raise ConfigError(f"{VARIABLE}: got metal for {name}, expected auto or mlx: MLX has no Metal here")
+            return False
+        if name not in self._tested:
+            self._tested.add(name)
+            try:
+                self_test()
+            except (KernelMismatch, RuntimeError, ValueError, OSError) as error:
+                # MLX reports what the Metal compiler or a launch refuses as RuntimeError or ValueError.
+                self._failures[name] = " ".join(str(error).split())[:300]
+        return name not in self._failures
+
+    def states(self) -> list[KernelState]:
+        """One entry per kernel, as things stand."""
+        return [self._state(name) for name in KERNELS]
+
+    def notes(self) -> list[str]:
+        """One line per kernel that was switched off by its self-test."""
+        return [f"kernel {name}: runs as its MLX twin ({reason})" for name, reason in sorted(self._failures.items())]
+
+    def _state(self, name: str) -> KernelState:
+        wanted, tested = self.wanted[name], name in self._tested
+        if wanted == MLX:
+            return KernelState(name, wanted, MLX, tested, None)
+        if self.factory is None:
+            return KernelState(name, wanted, MLX, tested, "MLX has no Metal here")
+        reason = self._failures.get(name)
+        return KernelState(name, wanted, METAL if reason is None else MLX, tested, reason)
+
+
+def parse_choices(text: str) -> Mapping[str, str]:
+    """Read `DFLASH2_KERNELS`: a choice for all, then `kernel=choice` for some."""
+    choices = dict.fromkeys(KERNELS, AUTO)
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, named, choice = item.partition("=")
+        if not named:
+            name, choice = "", item
+        if choice not in _CHOICES or (named and name not in KERNELS):
+            raise ConfigError(
+                f"{VARIABLE}: got {item!r}, expected {', '.join(_CHOICES)} or KERNEL=CHOICE of {', '.join(KERNELS)}"
+            )
+        choices |= {name: choice} if named else dict.fromkeys(KERNELS, choice)
+    return choices
+
+
+@functools.lru_cache(maxsize=1)
+def dispatcher() -> Dispatcher:
+    """The process's dispatcher, made at the first question from the environment and the default device."""
+    return Dispatcher(os.environ.get(VARIABLE, AUTO), _metal_factory())
+
+
+def _metal_factory() -> Factory | None:
+    if not mx.metal.is_available() or mx.default_device() == mx.Device(mx.cpu):
+        return None
+    factory: Any = mx.fast.metal_kernel
+    return factory

@@ -1,0 +1,62 @@
+"""`doctor` says what is here, and measures what it recommends from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .conftest import Run
+
+
+def test_quick_loads_no_model(run: Run) -> None:
+    ran = run("doctor", "--quick", "--json")
+    found = json.loads(ran.out)
+    assert ran.code == 0 and ran.err == ""
+    assert found["pair"] is None and found["memory_bandwidth_bytes_per_s"] is None
+    assert [kernel["name"] for kernel in found["kernels"]][-1] == "select_walk"
+    assert bool(found["cannot"]) == (found["machine"]["backend"] != "metal")
+
+
+def test_the_text_holds_what_the_json_says(run: Run) -> None:
+    found, text = json.loads(run("doctor", "--quick", "--json").out), run("doctor", "--quick").out
+    assert found["machine"]["system"] in text
+    assert f"mlx {found['versions']['mlx']}" in text
+    for kernel in found["kernels"]:
+        assert kernel["name"] in text
+    for missing in found["cannot"]:
+        assert f"cannot     {missing}" in text
+
+
+@pytest.mark.parametrize("drafter", [[], ["--drafter", "none"]])
+def test_the_embedded_pair_is_measured(run: Run, drafter: list[str]) -> None:
+    ran = run("doctor", "--rows", "3", *drafter)
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert any(line.startswith("bandwidth") for line in lines)
+    rows = [line.split() for line in lines if line.split()[:1] and line.split()[0] in ("1", "2", "3")]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert [len(row) for row in rows[:2]] == ([3, 3] if drafter else [3, 6])
+    assert any(line.startswith("advice") for line in lines)
+
+
+def test_json_is_for_bug_reports(run: Run) -> None:
+    pair = json.loads(run("doctor", "--rows", "2", "--json").out)["pair"]
+    assert (pair["model"], pair["drafter"], pair["block_size"]) == ("mini", "mini", 8)
+    assert set(pair["verify_ms"]) == {"1", "2"} and set(pair["draft_ms"]) == {"2"}
+    assert len(pair["acceptance_by_position"]) == 7 and 1 < pair["acceptance_length"] <= 8
+
+
+def test_a_variable_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash2_mlx.kernels import _dispatch
+
+    _dispatch.dispatcher.cache_clear()
+    monkeypatch.setenv("DFLASH2_KERNELS", "fast")
+    ran = run("doctor", "--quick")
+    assert ran.code == 1 and ran.error.startswith("DFLASH2_KERNELS: got 'fast', expected auto, mlx, metal")
+
+
+@pytest.mark.parametrize("rows", ["1", "17", "x"])
+def test_rows_out_of_range(run: Run, rows: str) -> None:
+    ran = run("doctor", "--rows", rows)
+    assert ran.code == 2 and ran.error == f"--rows: got '{rows}', expected an integer in 2..16"
