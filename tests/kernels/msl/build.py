@@ -18,7 +18,7 @@ SANITIZERS = {
     "thread": ["-fsanitize=thread"],
 }
 ENGINE_MACROS = {"": [], "address": ["-DMSL_ASAN"], "thread": ["-DMSL_TSAN"]}
-WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-unknown-pragmas"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-sign-compare"]
 
 
 class KernelError(RuntimeError):
