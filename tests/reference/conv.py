@@ -101,3 +101,32 @@ def finish(y: np.ndarray, after: np.ndarray, base_kernel: np.ndarray, group_size
     y = np.asarray(y, dtype=np.float64)
     base_kernel = np.asarray(base_kernel, dtype=np.float64)
     return convolve(y, base_kernel[1], after, group_size)
+
+
+def conv_add_norm(
+    y: np.ndarray,
+    residual: np.ndarray,
+    after: np.ndarray,
+    base_kernel: np.ndarray,
+    weight: np.ndarray,
+    eps: float,
+    group_size: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Finish a sublayer and normalise what the next one reads.
+
+    ``stream = residual + finish(y)`` and
+    ``normed[i] = weight * stream[i] / sqrt(mean(stream[i] ** 2) + eps)``.
+
+    Shapes:
+        y, residual: [L, D]
+        after:       [L, W, G]
+        base_kernel: [2, W, D]
+        weight:      [D]
+    Returns:
+        stream and normed, both [L, D]
+    """
+    stream = np.asarray(residual, dtype=np.float64) + finish(y, after, base_kernel, group_size)
+    normed = np.zeros_like(stream)
+    for i, row in enumerate(stream):
+        normed[i] = np.asarray(weight, dtype=np.float64) * row / np.sqrt(np.mean(row * row) + eps)
+    return stream, normed

@@ -1,0 +1,27 @@
+"""Finds the text of a Metal kernel: in the installed package, or in the checkout's metal/.
+
+Owns: where the files are and what is handed to MLX. Knows nothing of what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+
+PACKAGED = Path(__file__).resolve().parent.parent / "_metal"
+CHECKOUT = Path(__file__).resolve().parent.parent.parent / "metal"
+
+
+@lru_cache(maxsize=None)
+def kernel_source(name: str, folders: tuple[Path, ...] = (PACKAGED, CHECKOUT)) -> str:
+    """The body of a kernel, without comments: MLX builds and hashes the whole text at every call.
+
+    Lines stay where they are in the file, so that a compiler's message points to the right one.
+    """
+    for folder in folders:
+        path = folder / f"{name}.metal"
+        if path.is_file():
+            return re.sub(r"[ \t]*//.*", "", path.read_text(encoding="ascii"))
+    places = " and ".join(str(folder) for folder in folders)
+    raise FileNotFoundError(f"Metal kernel {name!r}: no {name}.metal in {places}")

@@ -1,0 +1,59 @@
+"""Runs Metal kernels on a CPU, where that can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from dflash2_mlx.kernels._metal import KernelCall
+
+from .msl.address_spaces import check
+from .msl.build import Builder, why_not
+from .msl.emulator import Emulator
+
+
+@pytest.fixture(scope="session")
+def msl_cache(pytestconfig: pytest.Config) -> Path:
+    """Where compiled kernels stay from one run to the next."""
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    return pytestconfig.cache.mkdir("msl")
+
+
+@dataclass(frozen=True)
+class OnMetal:
+    """Calls kernels as on a GPU: `on_metal(call, inputs)`, optionally with sanitizer, fused and seed."""
+
+    cache: Path
+    patch: pytest.MonkeyPatch
+
+    def __call__(
+        self,
+        call: KernelCall,
+        inputs: Sequence[mx.array],
+        *,
+        sanitizer: str = "",
+        fused: bool = False,
+        seed: int = 1,
+    ) -> list[mx.array]:
+        emulator = Emulator(Builder(self.cache, sanitizer, fused=fused), seed)
+        self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
+        return call.run(call.make(), inputs)
+
+    def check_address_spaces(self, call: KernelCall, inputs: Sequence[mx.array]) -> None:
+        """Raise `KernelError` where clang finds fault with the text of this call."""
+        emulator = Emulator(Builder(self.cache))
+        self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
+        launch = {"grid": call.grid, "threadgroup": call.threadgroup, "template": list(call.template)}
+        shapes = {"output_shapes": call.output_shapes, "output_dtypes": call.output_dtypes}
+        check(call.make().generated(list(inputs), **launch, **shapes), call.template)
+
+
+@pytest.fixture
+def on_metal(msl_cache: Path, monkeypatch: pytest.MonkeyPatch) -> OnMetal:
+    return OnMetal(msl_cache, monkeypatch)

@@ -1,0 +1,84 @@
+"""Compiles a kernel's C++ with g++, once for each text: a library, or a program with sanitizers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SHIM = Path(__file__).resolve().parent / "shim"
+SANITIZERS = {
+    "": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"],
+    "thread": ["-fsanitize=thread"],
+}
+ENGINE_MACROS = {"": [], "address": ["-DMSL_ASAN"], "thread": ["-DMSL_TSAN"]}
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-sign-compare"]
+
+
+class KernelError(RuntimeError):
+    """A kernel does not compile, or breaks a rule while it runs."""
+
+
+def why_not() -> str | None:
+    """Why kernels cannot be run here, or None."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"the emulator of Metal runs on x86-64 Linux, not on {platform.machine()} {sys.platform}"
+    if shutil.which("g++") is None:
+        return "the emulator of Metal needs g++"
+    return None
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Compiles into `cache`, where what has been compiled stays.
+
+    Args:
+        sanitizer: "", "address" (bounds, undefined behaviour) or "thread" (races).
+        program: make a program, not a library; always with a sanitizer.
+        fused: allow a * b + c to be rounded once, as Metal's compiler does.
+    """
+
+    cache: Path
+    sanitizer: str = ""
+    program: bool = False
+    fused: bool = False
+
+    def build(self, source: str) -> Path:
+        """The library or program of one kernel."""
+        program = self.program or bool(self.sanitizer)
+        contract = ["-ffp-contract=fast", "-mfma"] if self.fused else ["-ffp-contract=off"]
+        flags = ["-O1", "-g1", *(() if program else ("-fPIC",)), *SANITIZERS[self.sanitizer]]
+        engine = self._compile((SHIM / "engine.cpp").read_text(), ".o", ["-c", *self._engine_flags(program)])
+        return self._compile(
+            source,
+            ".exe" if program else ".so",
+            [*flags, *contract, *WARNINGS, *(() if program else ("-shared",))],
+            [str(engine)],
+        )
+
+    def _engine_flags(self, program: bool) -> list[str]:
+        # Without -fsanitize: the engine's own memory is not under test.
+        return ["-O2", *(("-DMSL_MAIN",) if program else ("-fPIC",)), *ENGINE_MACROS[self.sanitizer]]
+
+    def _compile(self, source: str, ending: str, flags: list[str], objects: list[str] | None = None) -> Path:
+        headers = "".join(path.read_text() for path in sorted(SHIM.iterdir()))
+        key = hashlib.sha256(repr((source, headers, flags)).encode()).hexdigest()[:24]
+        out = self.cache / (key + ending)
+        if out.exists():
+            return out
+        own = self.cache / f"{key}.{os.getpid()}"  # other test processes may be at the same text
+        cpp = own.with_suffix(f".{os.getpid()}.cpp")
+        cpp.write_text(source)
+        command = ["g++", "-std=c++20", "-I", str(SHIM), *flags, str(cpp), *(objects or []), "-o", f"{own}.out"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        cpp.unlink()
+        if run.returncode:
+            raise KernelError(run.stderr)
+        Path(f"{own}.out").replace(out)
+        return out
