@@ -3,7 +3,9 @@
     python -m benchmarks.bench_kernels --repeats 30 --json out.json
 
 Shapes are those the kernel tests compare with the NumPy references, then the sizes of the embedded pair and of two
-published drafters. The small ones cost no more than a call; the large ones are what a round pays.
+published drafters. The small ones cost no more than a call; the large ones are what a round pays. "selector, ..." is
+the whole way from logits to tokens: ours, and the straightforward one (sort the vocabulary, then go position by
+position).
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
+from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
-from dflash2_mlx.kernels.select_walk import edge_scores, select_walk
-from dflash2_mlx.kernels.top_candidates import top_candidates
+from dflash2_mlx.kernels.select_walk import Selector, edge_scores, select, select_walk
+from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
 from tests.kernels.test_select_walk import SHAPES as WALK_SHAPES
 from tests.kernels.test_top_candidates import COUNTS, SIZES
@@ -57,15 +60,42 @@ def random(*shape: int, seed: int = 0) -> mx.array:
     return array
 
 
-def conv_case(label: str, batch: int, rows: int, channels: int, taps: int, group: int) -> Case:
-    x, base = random(batch, rows, channels), split_base(random(2, taps, channels, seed=1), channels // group)
+def conv_cases(label: str, batch: int, rows: int, channels: int, taps: int, group: int) -> Iterator[Case]:
+    x, base = random(batch, rows, channels), random(2, taps, channels, seed=1)
+    split = split_base(base, channels // group)
     delta = random(batch, rows, 2, taps, channels // group, seed=2)
-    return Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta, 0))
+    weight = random(channels, seed=3)
+
+    def after() -> object:
+        return conv_add_norm(x, base, delta, x, weight, 1e-6, split=split)
+
+    yield Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta, 0, split=split))
+    yield Case("conv_add_norm", label, after)
 
 
 def candidates_case(label: str, rows: tuple[int, ...], vocab: int, top_k: int) -> Case:
     logits = random(*rows, vocab)
     return Case("top_candidates", label, lambda: top_candidates(logits, top_k))
+
+
+def selector_cases(label: str, rows: int, vocab: int, rank: int) -> Iterator[Case]:
+    selector = Selector(random(vocab, rank), random(vocab, rank, seed=1))
+    gate, logits, anchor = random(1, rows, rank, seed=2), random(1, rows, vocab, seed=3), mx.array([5], dtype=mx.int32)
+
+    def straightforward() -> mx.array:
+        candidates = mx.argpartition(logits, -TOP_K, axis=-1)[..., -TOP_K:]
+        unary = mx.take_along_axis(logits, candidates, axis=-1)
+        previous, path = anchor, []
+        for n in range(rows):
+            gated = selector.predecessor[previous] * gate[:, n]
+            scores = unary[:, n] + (gated[:, None] * selector.successor[candidates[:, n]]).sum(axis=-1)
+            chosen = mx.argmax(scores, axis=-1)
+            previous = mx.take_along_axis(candidates[:, n], chosen[:, None], axis=-1)[:, 0]
+            path.append(previous)
+        return mx.stack(path, axis=1)
+
+    yield Case("selector, straight", label, straightforward)
+    yield Case("selector, ours", label, lambda: select(candidate_lists(logits, TOP_K), gate, anchor, selector).tokens)
 
 
 def walk_cases(label: str, batch: int, rows: int, vocab: int, rank: int, top_k: int) -> Iterator[Case]:
@@ -87,7 +117,7 @@ def walk_cases(label: str, batch: int, rows: int, vocab: int, rank: int, top_k: 
 def cases(which: str) -> Iterator[Case]:
     if which in ("tests", "all"):
         for shape in CONV_SHAPES:
-            yield conv_case(str(shape), *shape)
+            yield from conv_cases(str(shape), *shape)
         for size in SIZES:
             for top_k in COUNTS:
                 if top_k <= size:
@@ -96,9 +126,10 @@ def cases(which: str) -> Iterator[Case]:
             yield from walk_cases(str(shape), *shape)
     if which in ("models", "all"):
         for name, (rows, hidden, vocab, rank) in MODELS.items():
-            yield conv_case(name, 1, rows, hidden, TAPS, GROUP)
+            yield from conv_cases(name, 1, rows, hidden, TAPS, GROUP)
             yield candidates_case(name, (1, rows - 1), vocab, TOP_K)
             yield from walk_cases(name, 1, rows - 1, vocab, rank, TOP_K)
+            yield from selector_cases(name, rows - 1, vocab, rank)
 
 
 @dataclass(frozen=True)

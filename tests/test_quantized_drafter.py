@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx import ConfigError, DrafterConfig, load_drafter
+from dflash2_mlx.kernels.select_walk import neighbour_edges
 from tests.checkpoints import CODEBOOKS, WIDE, fitting, parameters, refused, write
 from tests.tiny import drafter_config, drafter_weights, save_drafter
 
@@ -111,7 +112,9 @@ def test_quantized_file_drafts_like_its_dequantized_twin(tmp_path):
         model.append_context(taps, context, 11)
         hidden = model.hidden(block, context)[:, 1:]
         ids = mx.array([[[3, 8, 20]] * 4])
-        outcomes.append((hidden, model.candidate_selector.edges(hidden, mx.array([9]), ids)))
+        module = model.candidate_selector
+        books = (module.predecessor_codebook, module.successor_codebook)
+        outcomes.append((hidden, neighbour_edges(ids, module.gate(hidden), mx.array([9]), *books)))
     for packed, unpacked in zip(*outcomes, strict=True):
         np.testing.assert_allclose(packed, unpacked, rtol=0, atol=2e-4)
 

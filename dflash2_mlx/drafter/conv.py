@@ -1,7 +1,7 @@
 """The two-sided grouped dynamic convolution around a sublayer.
 
-Owns: the coefficients (base kernel plus a projection of the module's input) and the two sides. The
-arithmetic is `kernels.dynamic_conv`. Names follow the checkpoint.
+Owns: the coefficients (base kernel plus a projection of the module's input), the two sides, and the residual sum and
+norm that follow the second one. The arithmetic is in `kernels`. Names follow the checkpoint.
 
 Reference: DFlash 2 specification 3.7.
 """
@@ -11,9 +11,10 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..kernels.conv_add_norm import add_norm, conv_add_norm
 from ..kernels.dynamic_conv import dynamic_conv, split_base
 
-BEFORE, AFTER = 0, 1
+BEFORE = 0
 
 
 class DynamicConv(nn.Module):
@@ -40,14 +41,17 @@ class DynamicConv(nn.Module):
             x: [..., L, D] -> [..., L, D] and [..., L, 2, W, G]
         """
         delta = self.kernel_projection(x).reshape(*x.shape[:-1], 2, self.taps, self.groups)
-        return dynamic_conv(x, self._base(), delta, BEFORE), delta
+        return dynamic_conv(x, self.base_kernel, delta, BEFORE, split=self._split), delta
 
-    def finish(self, y: mx.array, delta: mx.array) -> mx.array:
-        """Convolve the sublayer's output [..., L, D] with the coefficients `prepare` returned."""
-        return dynamic_conv(y, self._base(), delta, AFTER)
+    def finish(self, y: mx.array, delta: mx.array, residual: mx.array, norm: nn.RMSNorm) -> tuple[mx.array, mx.array]:
+        """Convolve the sublayer's output, add it to the stream, and norm the sum for what comes next.
 
-    def _base(self) -> list[mx.array]:
-        return split_base(self.base_kernel, self.groups) if self._split is None else self._split
+        Shapes:
+            y, residual: [..., L, D] -> stream and normed [..., L, D]
+        Args:
+            delta: what `prepare` returned.
+        """
+        return conv_add_norm(y, self.base_kernel, delta, residual, norm.weight, norm.eps, split=self._split)
 
     def freeze_base(self) -> None:
         """Split the base kernel once; it may not change afterwards."""
@@ -61,8 +65,8 @@ class NoConv(nn.Module):
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
         return x, mx.zeros((), dtype=x.dtype)
 
-    def finish(self, y: mx.array, delta: mx.array) -> mx.array:
-        return y
+    def finish(self, y: mx.array, delta: mx.array, residual: mx.array, norm: nn.RMSNorm) -> tuple[mx.array, mx.array]:
+        return add_norm(y, residual, norm.weight, norm.eps)
 
     def freeze_base(self) -> None:
         """Nothing to prepare."""

@@ -57,10 +57,27 @@ class DrafterLayer(nn.Module):
         self.attention_conv = _make_conv(config)
         self.mlp_conv = _make_conv(config)
 
-    def __call__(self, hidden: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
-        """Shapes: hidden [B, L, D], or [L, D] where B is 1; see `DrafterAttention.__call__` for the rest."""
-        mixed, delta = self.attention_conv.prepare(self.input_layernorm(hidden))
+    def __call__(
+        self,
+        hidden: mx.array,
+        normed: mx.array,
+        next_norm: nn.RMSNorm,
+        buffers: RowView,
+        layer: int,
+        start: mx.array,
+        mask: mx.array,
+    ) -> tuple[mx.array, mx.array]:
+        """Run the layer on the residual stream and its norm by `input_layernorm`.
+
+        Shapes:
+            hidden, normed: [B, L, D], or [L, D] where B is 1; see `DrafterAttention.__call__` for the rest
+        Args:
+            next_norm: of the layer that comes next, or the model's last.
+        Returns:
+            the stream, and its norm by `next_norm`
+        """
+        mixed, delta = self.attention_conv.prepare(normed)
         out = self.self_attn(mixed, buffers, layer, start, mask)
-        hidden = hidden + self.attention_conv.finish(out, delta)
-        mixed, delta = self.mlp_conv.prepare(self.post_attention_layernorm(hidden))
-        return hidden + self.mlp_conv.finish(self.mlp(mixed), delta)
+        hidden, normed = self.attention_conv.finish(out, delta, hidden, self.post_attention_layernorm)
+        mixed, delta = self.mlp_conv.prepare(normed)
+        return self.mlp_conv.finish(self.mlp(mixed), delta, hidden, next_norm)

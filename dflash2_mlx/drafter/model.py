@@ -19,8 +19,9 @@ import mlx.nn as nn
 
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
-from ..kernels.select_walk import select_walk
-from ..kernels.top_candidates import top_candidates
+from ..kernels._dispatch import dispatcher
+from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
+from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
 from .attention import block_mask, norm_and_turn
 from .context import DrafterContext
@@ -150,10 +151,12 @@ class DraftModel(nn.Module):
                 masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1])
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
-        for number, layer in enumerate(self.layers):
+        normed = self.layers[0].input_layernorm(hidden)
+        norms = [*(layer.input_layernorm for layer in self.layers[1:]), self.norm]
+        for number, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
             mask = masks[config.layer_types[number], config.causal[number]]
-            hidden = layer(hidden, buffers, number, start, mask)
-        return self.norm(hidden).reshape(block.shape), buffers.keys, buffers.values
+            hidden, normed = layer(hidden, normed, next_norm, buffers, number, start, mask)
+        return normed.reshape(block.shape), buffers.keys, buffers.values
 
     def block_embeddings(self, anchor: mx.array, length: int, lender: Lender) -> mx.array:
         """Raw target embeddings of [anchor, mask, mask, ...]: [B] -> [B, length, D]."""
@@ -165,11 +168,7 @@ class DraftModel(nn.Module):
 
     def scale_logits(self, logits: mx.array) -> mx.array:
         """The checkpoint's multiplier, then its cap, in float32; both keep the order of logits."""
-        logits = logits.astype(mx.float32)
-        if self.config.output_multiplier != 1.0:
-            logits = logits * self.config.output_multiplier
-        cap = self.config.final_logit_softcapping
-        return logits if cap is None else cap * mx.tanh(logits / cap)
+        return scale_logits(logits, self.config.output_multiplier, self.config.final_logit_softcapping)
 
     def propose(
         self,
@@ -191,13 +190,31 @@ class DraftModel(nn.Module):
         """
         context.reserve(width)
         drafted = context.buffers.run(self._pass_for(lender), anchor, context.length, width, noise is None)
-        candidates, unary, *rest = drafted
         if noise is None:
-            return Proposal(rest[-1], candidates, unary, None)
-        walk = select_walk(
-            candidates, unary, rest[0] if rest else None, temperature=temperature, noise=noise(candidates)
-        )
-        return Proposal(walk.tokens, candidates, unary, walk.q)
+            tokens, candidates, unary = drafted
+            return Proposal(tokens, candidates, unary, None)
+        values, ids, *gate = drafted
+        chosen = self._select(CandidateLists(values, ids), gate, anchor, temperature, noise(ids[:, :, 0]))
+        return Proposal(chosen.tokens, chosen.candidates, chosen.unary, chosen.q)
+
+    def _select(
+        self,
+        lists: CandidateLists,
+        gate: list[mx.array],
+        anchor: mx.array,
+        temperature: float = 0.0,
+        noise: mx.array | None = None,
+    ) -> Selection:
+        """Walk through the candidates; without a selector (no gate), each position on its own."""
+        multiplier, cap = self.config.output_multiplier, self.config.final_logit_softcapping
+        if gate:
+            codebooks = self.candidate_selector
+            selector = Selector(codebooks.predecessor_codebook, codebooks.successor_codebook, multiplier, cap)
+            return select(lists, gate[0], anchor, selector, temperature=temperature, noise=noise)
+        merged = lists.merged()
+        candidates, unary = merged.ids[:, :, 0], self.scale_logits(merged.values[:, :, 0])
+        walk = select_walk(candidates, unary, None, temperature=temperature, noise=noise)
+        return Selection(walk.tokens, candidates, unary, walk.q)
 
     def _pass_for(self, lender: Lender) -> Callable[..., Written[list[mx.array]]]:
         """The draft pass with this lender's tables; compiled once for each lender, if at all."""
@@ -218,20 +235,18 @@ class DraftModel(nn.Module):
         keys: list[mx.array],
         values: list[mx.array],
     ) -> Written[list[mx.array]]:
-        """From the anchor to candidates, their logits, edges (with a selector) and walked tokens (when greedy)."""
+        """From the anchor to tokens, candidates and logits (greedy), or to merged lists and gate (sampled)."""
         embeddings = self.block_embeddings(anchor, width, lender)
         hidden, keys, values = self._block_pass(embeddings, start, base, keys, values)
         hidden = hidden[:, 1:]
         raw = lender.head(hidden.astype(embeddings.dtype))
-        candidates, logits = top_candidates(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
-        drafted = [candidates, self.scale_logits(logits)]
-        edges = None
-        if self.config.selector_rank is not None:
-            edges = self.candidate_selector.edges(hidden, anchor, candidates)
-            drafted.append(edges)
+        lists = candidate_lists(raw, self.config.selector_top_k, vocab_size=self.config.vocab_size)
+        gate = [] if self.config.selector_rank is None else [self.candidate_selector.gate(hidden)]
         if greedy:
-            drafted.append(select_walk(candidates, drafted[1], edges).tokens)
-        return drafted, keys, values
+            chosen = self._select(lists, gate, anchor)
+            return [chosen.tokens, chosen.candidates, chosen.unary], keys, values
+        merged = lists.merged()  # noise belongs to candidates, so they must be known before it is drawn
+        return [merged.values, merged.ids, *gate], keys, values
 
     def compile_for_inference(self) -> None:
         """Join weights that share an input and compile the passes; no training after this.
@@ -247,5 +262,7 @@ class DraftModel(nn.Module):
                 layer.mlp.join_weights()
         self._context_kv, self._norms = join(self._context_parts()), self._context_norms()
         mx.eval(self._norms)
+        if dispatcher().eager:  # kernels that run when they are called cannot be inside a graph
+            return
         self.project = mx.compile(self._project)
         self._compiled = True

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from ..errors import ConfigError, Dflash2Error
+from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
 KERNELS = ("dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
-
-# Makes a kernel object of a name, input names, output names and a body, as `mx.fast.metal_kernel` does.
-Factory = Callable[..., Callable[..., list[mx.array]]]
 
 
 class KernelMismatch(Dflash2Error):
@@ -62,13 +60,12 @@ class Dispatcher:
         self.factory = factory
         self.eager = eager
         self._failures: dict[str, str] = {}
-        self._tested: set[str] = set()
+        self._tested: set[tuple[object, ...]] = set()
+        self._kernels: dict[str, Kernel] = {}
 
-    def uses_metal(self, name: str, self_test: Callable[[], None]) -> bool:
-        """Whether this kernel runs on Metal; its first call tests it.
+    def wants_metal(self, name: str) -> bool:
+        """Whether this kernel may run on Metal here.
 
-        Args:
-            self_test: runs the kernel and its twin; raises `KernelMismatch` where they differ.
         Raises:
             ConfigError: Metal was asked for by name and cannot run here.
         """
@@ -78,14 +75,32 @@ class Dispatcher:
             if self.wanted[name] == METAL:
                 raise ConfigError(f"{VARIABLE}: got metal for {name}, expected auto or mlx: MLX has no Metal here")
             return False
-        if name not in self._tested:
-            self._tested.add(name)
+        return name not in self._failures
+
+    def passes(self, call: KernelCall, inputs: Sequence[mx.array], self_test: Callable[[], None]) -> bool:
+        """Whether this kernel gives its twin's numbers here; asked once for every text that Metal would compile.
+
+        Args:
+            inputs: as they would be passed; only their types count.
+            self_test: runs the kernel and its twin; raises `KernelMismatch` where they differ.
+        """
+        variant = (call.name, call.template, tuple(array.dtype for array in inputs))
+        if variant not in self._tested:
+            self._tested.add(variant)
             try:
                 self_test()
             except (KernelMismatch, RuntimeError, ValueError, OSError) as error:
                 # MLX reports what the Metal compiler or a launch refuses as RuntimeError or ValueError.
-                self._failures[name] = " ".join(str(error).split())[:300]
-        return name not in self._failures
+                self._failures[call.name] = " ".join(str(error).split())[:300]
+        return call.name not in self._failures
+
+    def run(self, call: KernelCall, inputs: Sequence[mx.array]) -> list[mx.array]:
+        """Call a kernel; its object is made once."""
+        kernel = self._kernels.get(call.name)
+        if kernel is None:
+            assert self.factory is not None, "asked only where wants_metal says yes"
+            kernel = self._kernels[call.name] = call.make(self.factory)
+        return call.run(kernel, inputs)
 
     def states(self) -> list[KernelState]:
         """One entry per kernel, as things stand."""
@@ -96,7 +111,7 @@ class Dispatcher:
         return [f"kernel {name}: runs as its MLX twin ({reason})" for name, reason in sorted(self._failures.items())]
 
     def _state(self, name: str) -> KernelState:
-        wanted, tested = self.wanted[name], name in self._tested
+        wanted, tested = self.wanted[name], any(variant[0] == name for variant in self._tested)
         if wanted == MLX:
             return KernelState(name, wanted, MLX, tested, None)
         if self.factory is None:
@@ -120,14 +135,38 @@ def parse_choices(text: str) -> Mapping[str, str]:
     return choices
 
 
+def check_equal(got: mx.array, want: mx.array, *, tolerance: float, what: str) -> None:
+    """Compare a kernel's numbers with its twin's.
+
+    Raises:
+        KernelMismatch: a difference beyond `tolerance`, or a number that is not finite.
+    """
+    gap: Any = mx.abs(got.astype(mx.float32) - want.astype(mx.float32)).max().item()
+    if not gap <= tolerance:  # NaN too
+        raise KernelMismatch(f"{what}: off by {gap:.3g}, expected at most {tolerance:.3g}")
+
+
+def like(inputs: Sequence[mx.array]) -> list[mx.array]:
+    """Random arrays of the same shapes and floating types, for a self-test; the same in every process."""
+    keys = mx.random.split(mx.random.key(0), len(inputs))
+    return [mx.random.normal(array.shape, key=key).astype(array.dtype) for array, key in zip(inputs, keys, strict=True)]
+
+
+def rounding(dtype: mx.Dtype) -> float:
+    """What two ways of computing sums of a few standard normal products may differ by, rounded to `dtype`."""
+    return {mx.float32: 2e-4, mx.float16: 2e-2}.get(dtype, 0.15)
+
+
 @functools.lru_cache(maxsize=1)
 def dispatcher() -> Dispatcher:
     """The process's dispatcher, made at the first question from the environment and the default device."""
-    return Dispatcher(os.environ.get(VARIABLE, AUTO), _metal_factory())
+    factory, eager = kernel_factory()
+    return Dispatcher(os.environ.get(VARIABLE, AUTO), factory, eager=eager)
 
 
-def _metal_factory() -> Factory | None:
+def kernel_factory() -> tuple[Factory | None, bool]:
+    """What makes Metal kernels here, and whether they run when called; the tests put their emulator in its place."""
     if not mx.metal.is_available() or mx.default_device() == mx.Device(mx.cpu):
-        return None
+        return None, False
     factory: Any = mx.fast.metal_kernel
-    return factory
+    return factory, False

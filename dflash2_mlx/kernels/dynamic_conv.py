@@ -1,14 +1,23 @@
 """Grouped dynamic convolution over the rows of one block.
 
 Owns: one side of the convolution, `out[i] = sum_t (base[t] + delta[i, t]) * x[i - t]`, with zero before the
-block's first row. Knows nothing of layers or projections. Only the pure-MLX form exists so far.
+block's first row: the pure-MLX twin, and the choice between it and metal/dynamic_conv.metal. Knows nothing of
+layers or projections.
 
 Reference: DFlash 2 specification 3.7.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+
+from . import _metal
+from ._dispatch import check_equal, dispatcher, like, rounding
+from ._metal import KernelCall
+
+NAME = "dynamic_conv"
 
 
 def split_base(base: mx.array, groups: int) -> list[mx.array]:
@@ -17,20 +26,34 @@ def split_base(base: mx.array, groups: int) -> list[mx.array]:
     return list(mx.split(base.astype(mx.float32).reshape(-1, groups, size), base.shape[0] * base.shape[1]))
 
 
-def dynamic_conv(x: mx.array, base: list[mx.array], delta: mx.array, side: int) -> mx.array:
+def dynamic_conv(
+    x: mx.array, base: mx.array, delta: mx.array, side: int, *, split: list[mx.array] | None = None
+) -> mx.array:
     """Mix each row with the rows before it, by coefficients of its own.
 
     Shapes:
         x:     [..., L, D]        block rows, row 0 the anchor; leading axes are sequences
-        base:  S * W arrays       one coefficient per side, tap and channel, from `split_base`
-        delta: [..., L, S, W, G]  coefficients of the current row, one per side, tap and group of D // G channels
+        base:  [2, W, D]          one coefficient per side, tap and channel
+        delta: [..., L, 2, W, G]  coefficients of the current row, one per side, tap and group of D // G channels
     Args:
-        side: which of the S sides to apply.
+        side: which of the two sides to apply.
+        split: `split_base(base, G)`, where somebody keeps it.
     Returns:
         [..., L, D] in the dtype of `x`; sums are float32, rounded once.
 
     Differs from reference: it adds base and delta products in the activation dtype.
     """
+    kernels = dispatcher()
+    if kernels.wants_metal(NAME):
+        inputs = (_with_batch(x, 3), base, _with_batch(delta, 5))
+        call = _call(*inputs, side)
+        if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
+            return kernels.run(call, inputs)[0].reshape(x.shape)
+    return convolve(x, split_base(base, delta.shape[-1]) if split is None else split, delta, side)
+
+
+def convolve(x: mx.array, base: list[mx.array], delta: mx.array, side: int) -> mx.array:
+    """The twin; `base` is split."""
     *batch, length, channels = x.shape
     sides, taps, groups = delta.shape[-3:]
     rows = x.astype(mx.float32).reshape(*batch, length, 1, groups, channels // groups)
@@ -42,3 +65,20 @@ def dynamic_conv(x: mx.array, base: list[mx.array], delta: mx.array, side: int) 
         shifted = mx.pad(rows[..., :-tap, :, :, :], [(0, 0)] * len(batch) + [(tap, 0), (0, 0), (0, 0), (0, 0)])
         out = out + (base[first + tap] + change[..., first + tap : first + tap + 1, :, :]) * shifted
     return out.reshape(x.shape).astype(x.dtype)
+
+
+def _call(x: mx.array, base: mx.array, delta: mx.array, side: int) -> KernelCall:
+    batch, length, channels = x.shape
+    return _metal.dynamic_conv((batch, length, channels), x.dtype, base.shape[1], channels // delta.shape[-1], side)
+
+
+def _with_batch(array: mx.array, ndim: int) -> mx.array:
+    return array if array.ndim == ndim else array.reshape(-1, *array.shape[1 - ndim :])
+
+
+def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
+    x, base, delta = like(inputs)
+    got = dispatcher().run(call, (x, base, delta))[0]
+    side = dict(call.template)["SIDE"]
+    want = convolve(x, split_base(base, delta.shape[-1]), delta, side)
+    check_equal(got, want, tolerance=rounding(x.dtype), what=NAME)

@@ -1,17 +1,50 @@
 """The walk through the candidates: one token per position, each chosen given the one before.
 
-Owns: scores, the walk and the probabilities of the visited rows. Knows nothing of models. Only the
-pure-MLX form exists so far: the scores of all neighbouring candidate pairs are computed at once, so only
-an index chase of N small steps is sequential, and it needs no host.
+Owns: scores, the walk and the probabilities of the visited rows, and the choice between the pure-MLX twin and
+metal/select_walk.metal. Knows nothing of models. The twin computes the scores of all neighbouring candidate
+pairs at once, so only an index chase of N small steps is sequential; the kernel scores the visited rows only.
+Neither needs the host.
 
 Reference: DFlash 2 specification 3.9.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
+
+from . import _metal
+from ._dispatch import KernelMismatch, check_equal, dispatcher
+from ._metal import MAX_CANDIDATES, KernelCall
+from .top_candidates import CandidateLists
+
+NAME = "select_walk"
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What scores candidates: two codebooks [C, R], and what the checkpoint does to logits."""
+
+    predecessor: mx.array
+    successor: mx.array
+    multiplier: float = 1.0
+    cap: float | None = None
+
+    def scaled(self, logits: mx.array) -> mx.array:
+        """Logits after the multiplier, then the cap, in float32; both keep their order."""
+        return scale_logits(logits, self.multiplier, self.cap)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Shapes: tokens [B, N] int32; candidates [B, N, K] int32; unary [B, N, K] float32; q as in `Walk`."""
+
+    tokens: mx.array
+    candidates: mx.array
+    unary: mx.array
+    q: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -32,6 +65,26 @@ def edge_scores(left: mx.array, gate: mx.array, right: mx.array) -> mx.array:
     """
     gated = left.astype(mx.float32) * gate.astype(mx.float32)[:, :, None]
     return gated @ right.astype(mx.float32).swapaxes(-1, -2)
+
+
+@mx.compile
+def neighbour_edges(
+    candidates: mx.array, gate: mx.array, anchor: mx.array, predecessor: mx.array, successor: mx.array
+) -> mx.array:
+    """Scores of every neighbouring pair of candidates.
+
+    Shapes:
+        candidates: [B, N, K] int32; gate: [B, N, R]; predecessor, successor: [C, R]
+        anchor:     [B] int32, predecessor of position 0; beyond the codebook its last row counts
+    Returns:
+        [B, N, K, K] float32, edges[:, n, a, b] from candidate a of position n-1 to candidate b of n;
+        at position 0 every a is the anchor
+    """
+    # The target may have more tokens than the codebook; MLX does not check the bounds of a gather.
+    anchor = mx.minimum(anchor, predecessor.shape[0] - 1)
+    first = mx.broadcast_to(anchor[:, None, None], (candidates.shape[0], 1, candidates.shape[2]))
+    left = mx.concatenate([first, candidates[:, :-1]], axis=1)
+    return edge_scores(predecessor[left], gate, successor[candidates])
 
 
 def select_walk(
@@ -83,3 +136,105 @@ def _walk(
         return (tokens,)
     rows = mx.stack(visited, axis=1)[..., None]  # [B, N, 1, 1]
     return tokens, mx.softmax(mx.take_along_axis(scores, rows, axis=2)[:, :, 0], axis=-1)
+
+
+def scale_logits(logits: mx.array, multiplier: float, cap: float | None) -> mx.array:
+    """`cap * tanh(multiplier * logits / cap)` in float32, each step only where there is one."""
+    logits = logits.astype(mx.float32)
+    if multiplier != 1.0:
+        logits = logits * multiplier
+    return logits if cap is None else cap * mx.tanh(logits / cap)
+
+
+def select(
+    lists: CandidateLists,
+    gate: mx.array,
+    anchor: mx.array,
+    selector: Selector,
+    *,
+    temperature: float = 0.0,
+    noise: mx.array | None = None,
+) -> Selection:
+    """Merge the lists of each position to K candidates, and walk through them from the anchor.
+
+    Shapes:
+        gate:   [B, N, R] projected hidden rows
+        anchor: [B] int32, may lie beyond the codebook: then the codebook's last row counts
+        noise:  [B, N, K] float32 standard Gumbel of the merged candidates; given exactly when temperature > 0
+    """
+    k = lists.ids.shape[-1]
+    kernels = dispatcher()
+    if k <= MAX_CANDIDATES and kernels.wants_metal(NAME):
+        inputs = _inputs(lists, gate, anchor, selector, temperature, noise)
+        call = _metal.select_walk(lists.ids.shape, gate.shape[-1], noise is not None)
+        if kernels.passes(call, inputs, lambda: _self_test(call, inputs, noise is not None)):
+            tokens, candidates, unary, q = kernels.run(call, inputs)
+            return Selection(tokens, candidates, unary, None if noise is None else q)
+    return _select(lists, gate, anchor, selector, temperature, noise)
+
+
+def _select(
+    lists: CandidateLists,
+    gate: mx.array,
+    anchor: mx.array,
+    selector: Selector,
+    temperature: float,
+    noise: mx.array | None,
+) -> Selection:
+    """The twin."""
+    merged = lists.merged()
+    candidates, unary = merged.ids[:, :, 0], selector.scaled(merged.values[:, :, 0])
+    edges = neighbour_edges(candidates, gate, anchor, selector.predecessor, selector.successor)
+    walk = select_walk(candidates, unary, edges, temperature=temperature, noise=noise)
+    return Selection(walk.tokens, candidates, unary, walk.q)
+
+
+def _inputs(
+    lists: CandidateLists,
+    gate: mx.array,
+    anchor: mx.array,
+    selector: Selector,
+    temperature: float,
+    noise: mx.array | None,
+) -> tuple[mx.array, ...]:
+    settings = mx.array([temperature, selector.multiplier, selector.cap or 0.0], dtype=mx.float32)
+    unused = mx.zeros((1, 1, 8), dtype=mx.float32)  # fewer than eight numbers would be another kind of input
+    return (
+        lists.values,
+        lists.ids,
+        gate,
+        selector.predecessor,
+        selector.successor,
+        anchor,
+        settings,
+        unused if noise is None else noise,
+    )
+
+
+def _self_test(call: KernelCall, inputs: Sequence[mx.array], sampled: bool) -> None:
+    _, ids, gate, predecessor, successor, anchor, _, noise = inputs
+    keys = mx.random.split(mx.random.key(0), 5)
+    batch, positions, blocks, k = ids.shape
+    rows = predecessor.shape[0]
+    own = mx.arange(blocks * k, dtype=mx.int32) * (rows // (blocks * k))
+    lists = CandidateLists(
+        -mx.sort(4 * mx.random.normal(ids.shape, key=keys[0]), axis=-1),
+        mx.broadcast_to(own.reshape(blocks, k), (batch, positions, blocks, k)),
+    )
+    left, right = (
+        (mx.random.normal(book.shape, key=key) / 4).astype(book.dtype)
+        for book, key in zip((predecessor, successor), keys[1:3], strict=True)
+    )
+    selector = Selector(left, right, 0.5, 20.0)
+    gates = mx.random.normal(gate.shape, key=keys[3]).astype(gate.dtype)
+    drawn = mx.random.gumbel(noise.shape, key=keys[4]) if sampled else None
+    temperature = 0.7 if sampled else 0.0
+    start = mx.full(anchor.shape, rows // 2, dtype=mx.int32)
+    got = dispatcher().run(call, _inputs(lists, gates, start, selector, temperature, drawn))
+    want = _select(lists, gates, start, selector, temperature, drawn)
+    for mine, theirs in zip(got[:2], (want.tokens, want.candidates), strict=True):
+        if not mx.array_equal(mine, theirs).item():
+            raise KernelMismatch(f"{NAME}: other tokens or candidates than the twin's")
+    check_equal(got[2], want.unary, tolerance=1e-3, what=f"{NAME} logits")
+    if want.q is not None:
+        check_equal(got[3], want.q, tolerance=1e-3, what=f"{NAME} q")

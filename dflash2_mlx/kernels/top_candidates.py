@@ -2,7 +2,8 @@
 
 Owns: the candidate order everything else relies on. A plain `argpartition` leaves ties open, and bfloat16
 logits tie often at the k-th place, so each (logit, id) pair becomes one 64-bit integer key: no ties, one
-answer on every back-end. Only the pure-MLX form exists so far.
+answer on every back-end. Also the first stage alone, which metal/top_candidates.metal can do: lists of the best
+of each block of ids, for `select_walk` to merge.
 
 Reference: DFlash 2 specification 3.9 and decision D-21.
 """
@@ -10,8 +11,75 @@ Reference: DFlash 2 specification 3.9 and decision D-21.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
+
+from . import _metal
+from ._dispatch import KernelMismatch, dispatcher
+from ._metal import MAX_CANDIDATES, KernelCall
+
+NAME = "top_candidates"
+
+
+@dataclass(frozen=True)
+class CandidateLists:
+    """The best logits of blocks of ids, each list in candidate order.
+
+    Shapes:
+        values: [B, N, blocks, K] float32, -inf where a block has fewer than K ids
+        ids:    [B, N, blocks, K] int32, -1 there
+    """
+
+    values: mx.array
+    ids: mx.array
+
+    def merged(self) -> CandidateLists:
+        """One list for each position."""
+        batch, positions, blocks, k = self.ids.shape
+        if blocks == 1:
+            return self
+        values = self.values.reshape(batch, positions, blocks * k)
+        ids = self.ids.reshape(values.shape)
+        # An id of -1 stands beside -inf; as the largest unsigned number it also loses every tie.
+        best = _largest(values, ids.astype(mx.uint32), k)
+        found = mx.argmax(best[..., None] == ids[..., None, :], axis=-1)
+        kept = mx.take_along_axis(values, found, axis=-1)
+        return CandidateLists(kept[:, :, None], best[:, :, None])
+
+
+def candidate_lists(logits: mx.array, k: int, *, vocab_size: int | None = None) -> CandidateLists:
+    """The k best of each block of ids, from which the k best of all can be merged.
+
+    Shapes:
+        logits: [B, N, V] any floating dtype
+    Args:
+        k, vocab_size: as in `top_candidates`.
+    """
+    batch, positions, size = logits.shape
+    vocab = size if vocab_size is None else min(vocab_size, size)
+    kernels = dispatcher()
+    if k <= MAX_CANDIDATES and kernels.wants_metal(NAME):
+        inputs = (logits.reshape(-1, size),)
+        call = _metal.top_candidates((batch * positions, size), k, vocab)
+        if kernels.passes(call, inputs, lambda: _self_test(call, inputs, k, vocab)):
+            values, ids = kernels.run(call, inputs)
+            blocks = (batch, positions, -1, k)
+            return CandidateLists(values.reshape(blocks), ids.reshape(blocks))
+    ids, values = top_candidates(logits, k, vocab_size=vocab)
+    return CandidateLists(values[:, :, None], ids[:, :, None])
+
+
+def _self_test(call: KernelCall, inputs: Sequence[mx.array], k: int, vocab: int) -> None:
+    logits = mx.random.normal(inputs[0].shape, key=mx.random.key(0))
+    # Few different values, so that ties at the border are certain.
+    logits = (mx.round(logits * 4) / 4).astype(inputs[0].dtype)
+    values, ids = dispatcher().run(call, (logits,))
+    got = CandidateLists(values[None], ids[None]).merged()
+    want, _ = top_candidates(logits, k, vocab_size=vocab)
+    if not mx.array_equal(got.ids[0, :, 0], want).item():
+        raise KernelMismatch(f"{NAME}: other candidates than the twin's")
 
 
 def top_candidates(logits: mx.array, k: int, *, vocab_size: int | None = None) -> tuple[mx.array, mx.array]:

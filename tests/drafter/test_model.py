@@ -10,6 +10,7 @@ import pytest
 
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.kernels.select_walk import neighbour_edges
 from tests.reference.drafter import ReferenceDrafter
 from tests.tiny import HIDDEN, VOCAB, drafter_config, drafter_weights, make_tiny_drafter
 
@@ -200,6 +201,8 @@ def test_an_anchor_beyond_the_codebook_stays_in_bounds():
     model = make_tiny_drafter(vocab_size=50)
     hidden = mx.random.normal((1, 4, HIDDEN), key=mx.random.key(3))
     candidates = mx.broadcast_to(mx.arange(6, dtype=mx.int32), (1, 4, 6))
-    edges = [model.candidate_selector.edges(hidden, mx.array([anchor]), candidates) for anchor in (49, 50, 210)]
+    module = model.candidate_selector
+    books = (module.predecessor_codebook, module.successor_codebook)
+    edges = [neighbour_edges(candidates, module.gate(hidden), mx.array([anchor]), *books) for anchor in (49, 50, 210)]
     np.testing.assert_array_equal(edges[1], edges[0])
     np.testing.assert_array_equal(edges[2], edges[0])

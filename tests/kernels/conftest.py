@@ -43,7 +43,7 @@ class OnMetal:
     ) -> list[mx.array]:
         emulator = Emulator(Builder(self.cache, sanitizer, fused=fused), seed)
         self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
-        return call.run(call.make(), inputs)
+        return call.run(call.make(mx.fast.metal_kernel), inputs)
 
     def check_address_spaces(self, call: KernelCall, inputs: Sequence[mx.array]) -> None:
         """Raise `KernelError` where clang finds fault with the text of this call."""
@@ -51,7 +51,7 @@ class OnMetal:
         self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
         launch = {"grid": call.grid, "threadgroup": call.threadgroup, "template": list(call.template)}
         shapes = {"output_shapes": call.output_shapes, "output_dtypes": call.output_dtypes}
-        check(call.make().generated(list(inputs), **launch, **shapes), call.template)
+        check(call.make(mx.fast.metal_kernel).generated(list(inputs), **launch, **shapes), call.template)
 
 
 @pytest.fixture

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import mlx.core as mx
 import pytest
 
 from dflash2_mlx.errors import ConfigError
-from dflash2_mlx.kernels._dispatch import KERNELS, Dispatcher, KernelMismatch, parse_choices
+from dflash2_mlx.kernels._dispatch import KERNELS, Dispatcher, KernelMismatch, check_equal, parse_choices
+from dflash2_mlx.kernels._metal import KernelCall
 
 WALK = "select_walk"
 
@@ -16,6 +20,17 @@ def factory(*_: object, **__: object) -> object:
 
 def passes() -> None:
     pass
+
+
+def call(name: str, side: int = 0) -> KernelCall:
+    return KernelCall(name, ("x",), ("y",), (("SIDE", side),), (1, 1, 1), (1, 1, 1), ((1,),), (mx.float32,))
+
+
+INPUTS = (mx.zeros((1,)),)
+
+
+def uses_metal(here: Dispatcher, name: str, self_test: Callable[[], None] = passes) -> bool:
+    return here.wants_metal(name) and here.passes(call(name), INPUTS, self_test)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +61,7 @@ def test_unknown_choices_are_named(text):
 
 def test_without_metal_the_twins_run():
     here = Dispatcher("auto", None)
-    assert not any(here.uses_metal(name, passes) for name in KERNELS)
+    assert not any(uses_metal(here, name) for name in KERNELS)
     assert {(state.runs, state.tested, state.reason) for state in here.states()} == {
         ("mlx", False, "MLX has no Metal here")
     }
@@ -55,21 +70,21 @@ def test_without_metal_the_twins_run():
 
 def test_metal_by_name_is_an_error_without_metal():
     here = Dispatcher("select_walk=metal", None)
-    assert not here.uses_metal("dynamic_conv", passes)
+    assert not uses_metal(here, "dynamic_conv")
     with pytest.raises(ConfigError, match="DFLASH2_KERNELS: got metal for select_walk"):
-        here.uses_metal(WALK, passes)
+        uses_metal(here, WALK)
 
 
 def test_twins_by_name_run_although_there_is_metal():
     here = Dispatcher("mlx", factory)
-    assert not here.uses_metal(WALK, passes)
+    assert not uses_metal(here, WALK)
     assert {(state.runs, state.reason) for state in here.states()} == {("mlx", None)}
 
 
 def test_a_kernel_is_tested_once_before_its_first_use():
     here, tested = Dispatcher("auto", factory), []
     for _ in range(3):
-        assert here.uses_metal(WALK, lambda: tested.append(WALK))
+        assert uses_metal(here, WALK, lambda: tested.append(WALK))
     assert tested == [WALK]
     states = {state.name: state for state in here.states()}
     assert states[WALK].tested and not states["dynamic_conv"].tested and states[WALK].runs == "metal"
@@ -86,8 +101,8 @@ def test_a_kernel_that_fails_is_switched_off_alone(fault, wanted):
     def fails() -> None:
         raise fault
 
-    assert not here.uses_metal(WALK, fails) and not here.uses_metal(WALK, fails)
-    assert here.uses_metal("dynamic_conv", passes)
+    assert not uses_metal(here, WALK, fails) and not uses_metal(here, WALK, fails)
+    assert uses_metal(here, "dynamic_conv")
     states = {state.name: state for state in here.states()}
     assert (states[WALK].runs, states["dynamic_conv"].runs) == ("mlx", "metal")
     reason = " ".join(str(fault).split())
@@ -97,4 +112,33 @@ def test_a_kernel_that_fails_is_switched_off_alone(fault, wanted):
 
 def test_a_fault_of_the_test_itself_is_not_hidden():
     with pytest.raises(TypeError):
-        Dispatcher("auto", factory).uses_metal(WALK, lambda: len(3))  # type: ignore[arg-type]
+        uses_metal(Dispatcher("auto", factory), WALK, lambda: len(3))  # type: ignore[arg-type]
+
+
+def test_every_text_that_metal_compiles_is_tested_and_no_text_twice():
+    here, tested = Dispatcher("auto", factory), []
+    for side, dtype in ((0, mx.float32), (1, mx.float32), (0, mx.bfloat16), (1, mx.float32)):
+        inputs = (mx.zeros((3,), dtype=dtype),)
+        here.passes(call(WALK, side), inputs, lambda side=side, dtype=dtype: tested.append((side, dtype)))
+    assert tested == [(0, mx.float32), (1, mx.float32), (0, mx.bfloat16)]
+
+
+def test_a_kernel_object_is_made_once():
+    made: list[str] = []
+
+    def make(*, name: str, **_: object) -> Callable[..., list[mx.array]]:
+        made.append(name)
+        return lambda **_: [mx.zeros((1,))]
+
+    here = Dispatcher("auto", make)
+    for _ in range(3):
+        here.run(call("dynamic_conv"), INPUTS)
+    assert made == ["dflash2_dynamic_conv"]
+
+
+@pytest.mark.parametrize("wrong", [0.2, -0.2, float("nan"), float("inf")])
+def test_numbers_beyond_the_tolerance_are_a_mismatch(wrong):
+    good = mx.array([1.0, 2.0])
+    check_equal(good, good + 0.05, tolerance=0.1, what="x")
+    with pytest.raises(KernelMismatch, match="x: off by"):
+        check_equal(good, mx.array([1.0, 2.0 + wrong]), tolerance=0.1, what="x")

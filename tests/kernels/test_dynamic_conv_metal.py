@@ -26,7 +26,7 @@ def call_for(x: mx.array, base: mx.array, delta: mx.array, side: int) -> _metal.
 
 
 def twin(x: mx.array, base: mx.array, delta: mx.array, side: int) -> mx.array:
-    return dynamic_conv.dynamic_conv(x, dynamic_conv.split_base(base, delta.shape[-1]), delta, side)
+    return dynamic_conv.dynamic_conv(x, base, delta, side)
 
 
 def wide(array: mx.array) -> np.ndarray:

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.drafter.selector import CandidateSelector
-from dflash2_mlx.kernels.select_walk import Walk, edge_scores, select_walk
+from dflash2_mlx.kernels.select_walk import Walk, edge_scores, neighbour_edges, select_walk
 from dflash2_mlx.kernels.top_candidates import top_candidates
 from tests.reference import selector as reference
 
@@ -26,12 +25,9 @@ class Inputs:
     gumbels: np.ndarray
 
     def ours(self, top_k: int, temperature: float = 0.0) -> tuple[Walk, mx.array]:
-        module = CandidateSelector(self.logits.shape[-1], self.gates.shape[-1], self.gates.shape[-1])
-        module.predecessor_codebook = mx.array(self.predecessor, dtype=mx.float32)
-        module.successor_codebook = mx.array(self.successor, dtype=mx.float32)
-        module.hidden_projection.weight = mx.eye(self.gates.shape[-1])  # the gates themselves
         candidates, unary = top_candidates(mx.array(self.logits, dtype=mx.float32), top_k)
-        edges = module.edges(mx.array(self.gates, dtype=mx.float32), mx.array(self.anchors), candidates)
+        gates, *books = (mx.array(x, dtype=mx.float32) for x in (self.gates, self.predecessor, self.successor))
+        edges = neighbour_edges(candidates, gates, mx.array(self.anchors), *books)
         noise = None
         if temperature > 0:
             noise = mx.take_along_axis(mx.array(self.gumbels, dtype=mx.float32), candidates, axis=-1)

@@ -1,0 +1,83 @@
+"""What follows a sublayer: its convolution's second side, the residual sum and the next RMSNorm.
+
+Owns: the pure-MLX twin, and the choice between it and metal/conv_add_norm.metal, which does all three in one
+dispatch.
+
+Reference: DFlash 2 specification 3.5, 3.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from . import _metal
+from ._dispatch import check_equal, dispatcher, like, rounding
+from ._metal import KernelCall
+from .dynamic_conv import convolve, split_base
+
+NAME = "conv_add_norm"
+AFTER = 1
+
+
+def conv_add_norm(
+    y: mx.array,
+    base: mx.array,
+    delta: mx.array,
+    residual: mx.array,
+    weight: mx.array,
+    eps: float,
+    *,
+    split: list[mx.array] | None = None,
+) -> tuple[mx.array, mx.array]:
+    """The residual stream after a sublayer, and its norm.
+
+    Shapes:
+        y, residual: [..., L, D]; base: [2, W, D]; delta: [..., L, 2, W, G]; weight: [D]
+        -> stream and normed [..., L, D]
+    Args:
+        y: the sublayer's output.
+        eps: of the norm.
+        split: `split_base(base, G)`, where somebody keeps it.
+    """
+    kernels = dispatcher()
+    if kernels.wants_metal(NAME):
+        shape = (-1, *y.shape[-2:])
+        inputs = (
+            y.reshape(shape),
+            residual.reshape(shape),
+            base,
+            delta.reshape(-1, *delta.shape[-4:]),
+            weight,
+            mx.array(eps, dtype=mx.float32),
+        )
+        call = _call(inputs)
+        if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
+            stream, normed = kernels.run(call, inputs)
+            return stream.reshape(y.shape), normed.reshape(y.shape)
+    split = split_base(base, delta.shape[-1]) if split is None else split
+    return add_norm(convolve(y, split, delta, AFTER), residual, weight, eps)
+
+
+def add_norm(y: mx.array, residual: mx.array, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
+    """Residual sum and norm alone."""
+    stream = residual + y
+    return stream, mx.fast.rms_norm(stream, weight, eps)
+
+
+def _call(inputs: Sequence[mx.array]) -> KernelCall:
+    y, base, delta = inputs[0], inputs[2], inputs[3]
+    batch, length, channels = y.shape
+    return _metal.conv_add_norm((batch, length, channels), y.dtype, base.shape[1], channels // delta.shape[-1])
+
+
+def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
+    y, residual, base, delta, weight = like(inputs[:-1])
+    got = dispatcher().run(call, (y, residual, base, delta, weight, inputs[-1]))
+    eps: Any = inputs[-1].item()
+    split = split_base(base, delta.shape[-1])
+    want = add_norm(convolve(y, split, delta, AFTER), residual, weight, eps)
+    for mine, theirs, what in zip(got, want, ("sum", "norm"), strict=True):
+        check_equal(mine, theirs, tolerance=2 * rounding(y.dtype), what=f"{NAME} {what}")
