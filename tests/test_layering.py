@@ -24,6 +24,7 @@ LIBRARY = [
     "config",
     "rng",
     "kernels._source",
+    "kernels._metal",
     "kernels._dispatch",
     "kernels.*",
     "kernels",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import mlx.core as mx
 
 from ._source import kernel_source
+
+Kernel = Callable[..., list[mx.array]]
 
 MAX_CANDIDATES = 32  # a SIMD-group's width: one lane for each candidate
 # Threads of a group. Kernels that need many registers get fewer than the 1024 Metal allows.
@@ -43,16 +45,17 @@ class KernelCall:
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
 
-    def make(self) -> Callable[..., list[mx.array]]:
+    def make(self) -> Kernel:
         """The MLX object to call; keep it, as making it scans the text."""
-        return mx.fast.metal_kernel(
+        made = mx.fast.metal_kernel(
             name=f"dflash2_{self.name}",
             input_names=list(self.inputs),
             output_names=list(self.outputs),
             source=kernel_source(self.name),
         )
+        return cast(Kernel, made)
 
-    def run(self, kernel: Callable[..., list[mx.array]], inputs: Sequence[mx.array]) -> list[mx.array]:
+    def run(self, kernel: Kernel, inputs: Sequence[mx.array]) -> list[mx.array]:
         """Call `kernel`, which `make` returned for a call of the same name."""
         return kernel(
             inputs=list(inputs),
@@ -64,7 +67,7 @@ class KernelCall:
         )
 
 
-@lru_cache(maxsize=None)
+@cache
 def dynamic_conv(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group: int, side: int) -> KernelCall:
     """One side of the convolution.
 
@@ -97,7 +100,7 @@ def dynamic_conv(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group:
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def conv_add_norm(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group: int) -> KernelCall:
     """Side 1 of the convolution, residual sum and RMSNorm.
 
@@ -122,7 +125,7 @@ def conv_add_norm(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def top_candidates(shape: tuple[int, int], k: int, vocab_size: int) -> KernelCall:
     """The k best logits of each block of ids; `select_walk` merges the blocks of a row.
 
@@ -149,7 +152,7 @@ def top_candidates(shape: tuple[int, int], k: int, vocab_size: int) -> KernelCal
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def select_walk(shape: tuple[int, int, int, int], rank: int, sampled: bool) -> KernelCall:
     """Merge the lists of each position and walk from the anchor.
 

@@ -6,14 +6,14 @@ Owns: where the files are and what is handed to MLX. Knows nothing of what a ker
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 PACKAGED = Path(__file__).resolve().parent.parent / "_metal"
 CHECKOUT = Path(__file__).resolve().parent.parent.parent / "metal"
 
 
-@lru_cache(maxsize=None)
+@cache
 def kernel_source(name: str, folders: tuple[Path, ...] = (PACKAGED, CHECKOUT)) -> str:
     """The body of a kernel, without comments: MLX builds and hashes the whole text at every call.
 
