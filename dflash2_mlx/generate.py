@@ -18,6 +18,7 @@ import mlx.core as mx
 from .config import GenerationConfig
 from .constraints import LogitConstraint
 from .errors import ConfigError, PromptError, SettingError
+from .kernels._dispatch import dispatcher
 from .load import Engine
 from .runtime import owner
 from .session import DFlash2Session, PlainSession, Request, Session
@@ -85,6 +86,7 @@ class GenerationResult:
             "generated_tokens": stats.generated_tokens,
             "mode": stats.mode,
             "fallback_reason": stats.fallback_reason,
+            "notices": stats.notices,
             "rounds": stats.rounds,
             "drafted_tokens": stats.drafted_tokens,
             "accepted_tokens": stats.accepted_tokens,
@@ -220,7 +222,7 @@ class _Reply:
             mode=mode,
             block_size=_width(engine, config) if mode == DFLASH2 else None,
             fallback_reason=NO_DRAFTER if config.mode == "auto" and mode == PLAIN else None,
-            notices=list(rendered.notices),
+            notices=[*rendered.notices, *(dispatcher().notes() if mode == DFLASH2 else ())],
             prompt_tokens=len(rendered.ids),
             seed=None if sampling.greedy else seed,
             lossless_mode=None

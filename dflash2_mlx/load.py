@@ -109,10 +109,11 @@ def load(
         target_model = make_target(_load_target(folder, target_dtype), config)
         if draft_files is None:
             return target_model, None
-        dtype = _drafter_dtype(draft_bits)
-        return target_model, load_drafter_weights(
-            *draft_files, dtype=dtype, draft_bits=draft_bits, group_size=draft_group_size
+        drafter_model = load_drafter_weights(
+            *draft_files, dtype=_drafter_dtype(draft_bits), draft_bits=draft_bits, group_size=draft_group_size
         )
+        drafter_model.warm_up(target_model)
+        return target_model, drafter_model
 
     # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
     target_model, draft_model = owner().call(read_weights)

@@ -221,8 +221,28 @@ class DraftModel(nn.Module):
         if not self._compiled:
             return partial(self._draft_pass, lender)
         if self._lender is not lender:
+            self._test_kernels(lender)
             self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
         return self._graph
+
+    def warm_up(self, lender: Lender) -> None:
+        """Draft once each way, so that no test and no compilation of a Metal kernel falls into a reply."""
+        if dispatcher().factory is None:
+            return
+        anchor, width = mx.zeros((1,), dtype=mx.int32), self.config.block_size
+        for temperature, noise in ((0.0, None), (1.0, mx.zeros_like)):
+            context = self.new_context()
+            mx.eval(self.propose(anchor, context, width, lender, temperature=temperature, noise=noise).tokens)
+
+    def _test_kernels(self, lender: Lender) -> None:
+        """Run the pass before it becomes a graph: inside one, nothing could be compared with anything."""
+        if dispatcher().factory is None:
+            return
+        anchor, width = mx.zeros((1,), dtype=mx.int32), self.config.block_size
+        for greedy in (True, False):
+            context = self.new_context()
+            context.reserve(width)
+            mx.eval(context.buffers.run(partial(self._draft_pass, lender), anchor, context.length, width, greedy))
 
     def _draft_pass(
         self,

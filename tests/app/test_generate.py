@@ -165,6 +165,7 @@ def test_messages_come_from_a_file_or_standard_input(run: Run, library: FakeLibr
 
 
 def test_a_system_message_is_put_in_front(run: Run, library: FakeLibrary) -> None:
+    library.engine.tokenizer.has_chat_template = True
     run("generate", "hi", "--system", "Be brief.")
     run("generate", "--messages", "-", "--system", "Be brief.", stdin='[{"role": "user", "content": "hi"}]')
     expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]

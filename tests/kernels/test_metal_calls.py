@@ -1,0 +1,83 @@
+"""Where kernels' texts are found, and how their calls are put together, on any machine."""
+
+from __future__ import annotations
+
+import importlib
+
+import mlx.core as mx
+import pytest
+
+from dflash2_mlx.kernels import _metal
+from dflash2_mlx.kernels._source import CHECKOUT, PACKAGED, kernel_source
+
+CALLS = [
+    _metal.dynamic_conv((2, 8, 5120), mx.bfloat16, 2, 16, 0),
+    _metal.conv_add_norm((2, 8, 5120), mx.bfloat16, 2, 16),
+    _metal.top_candidates((7, 248320), 16, 248077),
+    _metal.select_walk((1, 7, 31, 16), 256, True),
+]
+
+
+def write(folder, name: str, text: str):
+    folder.mkdir()
+    (folder / f"{name}.metal").write_text(text)
+    return folder
+
+
+def test_the_packaged_text_comes_before_the_checkouts(tmp_path):
+    packaged, checkout = (write(tmp_path / name, "one", f"{name};") for name in ("packaged", "checkout"))
+    assert kernel_source("one", (packaged, checkout)) == "packaged;"
+    assert kernel_source("one", (tmp_path, checkout)) == "checkout;"
+    assert (PACKAGED.name, CHECKOUT.name) == ("_metal", "metal")
+
+
+def test_a_missing_text_is_one_error_that_names_both_places(tmp_path):
+    places = (tmp_path / "a", tmp_path / "b")
+    with pytest.raises(FileNotFoundError, match=r"'one': no one\.metal in .*a and .*b$"):
+        kernel_source("one", places)
+
+
+def test_comments_go_and_lines_stay_where_they_are(tmp_path):
+    folder = write(tmp_path / "a", "one", "// head\n\nint a = 4 / 2;  // why\n  // alone\nb;\n")
+    assert kernel_source("one", (folder,)) == "\n\nint a = 4 / 2;\n\nb;\n"
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_calls_are_complete(call):
+    source = kernel_source(call.name)
+    for name in (*call.inputs, *call.outputs, *(name for name, _ in call.template)):
+        assert name in source.replace(",", " "), name
+    assert len(call.outputs) == len(call.output_shapes) == len(call.output_dtypes)
+    threads = call.threadgroup[0] * call.threadgroup[1] * call.threadgroup[2]
+    assert 32 <= threads <= 512  # Metal may allow no more where a kernel needs many registers
+    assert all(isinstance(value, bool | int | mx.Dtype) for _, value in call.template)
+    assert all(value >= 0 for _, value in call.template if isinstance(value, int))
+
+
+def test_grids_count_threads():
+    assert CALLS[0].grid == (1280, 8, 2)
+    assert CALLS[1].grid == (256, 8, 2)
+    assert CALLS[2].grid == (256 * 31, 7, 1)
+    assert CALLS[3].grid == (512, 1, 1)
+
+
+def test_lengths_that_change_from_call_to_call_are_no_template_values():
+    # Metal compiles once for each set of template values.
+    for rows in (1, 2, 16):
+        assert _metal.dynamic_conv((1, rows, 5120), mx.bfloat16, 2, 16, 0).template == CALLS[0].template
+        assert _metal.conv_add_norm((1, rows, 5120), mx.bfloat16, 2, 16).template == CALLS[1].template
+        assert _metal.top_candidates((rows, 248320), 16, 248077).template == CALLS[2].template
+        assert _metal.select_walk((1, rows, 31, 16), 256, True).template == CALLS[3].template
+
+
+def test_nothing_is_made_at_import(monkeypatch):
+    monkeypatch.setattr(mx.fast, "metal_kernel", None)
+    importlib.reload(_metal)
+
+
+def test_kernels_are_made_under_the_projects_own_name():
+    made = {}
+    CALLS[0].make(lambda **arguments: made.update(arguments))
+    assert made["name"] == "dflash2_dynamic_conv"
+    assert made["input_names"] == ["x", "base_kernel", "delta"] and made["output_names"] == ["out"]
+    assert made["source"] == kernel_source("dynamic_conv")
