@@ -58,3 +58,8 @@ def test_kernel_states_name_every_kernel():
     states = analysis.kernel_states()
     assert [state.name for state in states] == ["dynamic_conv", "conv_add_norm", "top_candidates", "select_walk"]
     assert isinstance(states[0], analysis.KernelState) and d2.__version__
+
+
+def test_without_metal_no_kernel_is_timed():
+    if not mx.metal.is_available():
+        assert analysis.time_kernels(owner().call(make_tiny_drafter)) == []

@@ -1,8 +1,33 @@
-"""What became of each of our own kernels in this process."""
+"""What became of each of our own kernels in this process, and what they are worth against their twins."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..config import DrafterConfig
+from ..drafter.model import DraftModel
 from ..kernels._dispatch import KernelState, dispatcher
+from ..kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from ..kernels.select_walk import Selector, select, select_twin
+from ..kernels.top_candidates import candidate_lists, twin_lists
+from ..runtime import owner
+
+_CALLS, _REPEATS = 8, 5
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Milliseconds of one call of a kernel and of its twin, at the shapes of one drafter."""
+
+    name: str
+    kernel_ms: float
+    twin_ms: float
 
 
 def kernel_states() -> list[KernelState]:
@@ -12,3 +37,63 @@ def kernel_states() -> list[KernelState]:
         ConfigError: `DFLASH2_KERNELS` cannot be read.
     """
     return dispatcher().states()
+
+
+def time_kernels(drafter: DraftModel) -> list[KernelTime]:
+    """Time the kernels that run on Metal here against their twins; empty where none does."""
+    running = {state.name for state in kernel_states() if state.runs == "metal"}
+    if not running:
+        return []
+    return owner().call(
+        lambda: [
+            KernelTime(name, _milliseconds(kernel), _milliseconds(twin))
+            for name, kernel, twin in _cases(drafter.config, drafter.dtype)
+            if name in running
+        ]
+    )
+
+
+Call = Callable[[], object]
+
+
+def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, Call]]:
+    rows, width = config.block_size, config.hidden_size
+
+    def random(*shape: int) -> mx.array:
+        return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
+
+    if config.conv_kernel_size is not None and config.conv_group_size is not None:
+        x, base, weight = random(1, rows, width), random(2, config.conv_kernel_size, width), random(width)
+        delta = random(1, rows, 2, config.conv_kernel_size, width // config.conv_group_size)
+        split = split_base(base, delta.shape[-1])
+        mx.eval(x, base, weight, delta, split)
+        yield "dynamic_conv", lambda: dynamic_conv(x, base, delta, 0), lambda: convolve(x, split, delta, 0)
+        yield (
+            "conv_add_norm",
+            lambda: conv_add_norm(x, base, delta, x, weight, 1e-6),
+            lambda: add_norm(convolve(x, split, delta, AFTER), x, weight, 1e-6),
+        )
+    logits, k, vocab = random(1, rows - 1, config.vocab_size), config.selector_top_k, config.vocab_size
+    lists = twin_lists(logits, k, vocab)
+    mx.eval(logits, lists.values, lists.ids)
+    yield "top_candidates", lambda: candidate_lists(logits, k).merged().ids, lambda: twin_lists(logits, k, vocab).ids
+    if config.selector_rank is not None:
+        selector = Selector(random(vocab, config.selector_rank), random(vocab, config.selector_rank))
+        gate, anchor = random(1, rows - 1, config.selector_rank), mx.zeros((1,), dtype=mx.int32)
+        mx.eval(selector.predecessor, selector.successor, gate, anchor)
+        yield (
+            "select_walk",
+            lambda: select(lists, gate, anchor, selector).tokens,
+            lambda: select_twin(lists, gate, anchor, selector).tokens,
+        )
+
+
+def _milliseconds(call: Call) -> float:
+    """Median over repeats of one call's share of several queued together."""
+    times = []
+    for number in range(_REPEATS + 1):
+        began = time.perf_counter()
+        mx.eval([call() for _ in range(_CALLS)])
+        if number:  # the first one compiles
+            times.append(1e3 * (time.perf_counter() - began) / _CALLS)
+    return statistics.median(times)

@@ -170,18 +170,18 @@ def select(
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs, noise is not None)):
             tokens, candidates, unary, q = kernels.run(call, inputs)
             return Selection(tokens, candidates, unary, None if noise is None else q)
-    return _select(lists, gate, anchor, selector, temperature, noise)
+    return select_twin(lists, gate, anchor, selector, temperature, noise)
 
 
-def _select(
+def select_twin(
     lists: CandidateLists,
     gate: mx.array,
     anchor: mx.array,
     selector: Selector,
-    temperature: float,
-    noise: mx.array | None,
+    temperature: float = 0.0,
+    noise: mx.array | None = None,
 ) -> Selection:
-    """The twin."""
+    """The twin of `select`."""
     merged = lists.merged()
     candidates, unary = merged.ids[:, :, 0], selector.scaled(merged.values[:, :, 0])
     edges = neighbour_edges(candidates, gate, anchor, selector.predecessor, selector.successor)
@@ -231,7 +231,7 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array], sampled: bool) -> N
     temperature = 0.7 if sampled else 0.0
     start = mx.full(anchor.shape, rows // 2, dtype=mx.int32)
     got = dispatcher().run(call, _inputs(lists, gates, start, selector, temperature, drawn))
-    want = _select(lists, gates, start, selector, temperature, drawn)
+    want = select_twin(lists, gates, start, selector, temperature, drawn)
     for mine, theirs in zip(got[:2], (want.tokens, want.candidates), strict=True):
         if not mx.array_equal(mine, theirs).item():
             raise KernelMismatch(f"{NAME}: other tokens or candidates than the twin's")

@@ -67,6 +67,11 @@ def candidate_lists(logits: mx.array, k: int, *, vocab_size: int | None = None) 
             values, ids = kernels.run(call, inputs)
             blocks = (batch, positions, -1, k)
             return CandidateLists(values.reshape(blocks), ids.reshape(blocks))
+    return twin_lists(logits, k, vocab)
+
+
+def twin_lists(logits: mx.array, k: int, vocab: int) -> CandidateLists:
+    """The twin: one list, of all ids below `vocab`."""
     ids, values = top_candidates(logits, k, vocab_size=vocab)
     return CandidateLists(values[:, :, None], ids[:, :, None])
 

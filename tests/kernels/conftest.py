@@ -1,4 +1,4 @@
-"""Runs Metal kernels on a CPU, where that can be done."""
+"""Runs Metal kernels: on the device where MLX has Metal, else on a CPU, where that can be done."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from .msl.emulator import Emulator
 def msl_cache(pytestconfig: pytest.Config) -> Path:
     """Where compiled kernels stay from one run to the next."""
     reason = why_not()
-    if reason is not None:
+    if reason is not None and not mx.metal.is_available():
         pytest.skip(reason)
     return pytestconfig.cache.mkdir("msl")
 
 
 @dataclass(frozen=True)
 class OnMetal:
-    """Calls kernels as on a GPU: `on_metal(call, inputs)`, optionally with sanitizer, fused and seed."""
+    """Calls kernels: `on_metal(call, inputs)`, optionally with sanitizer, fused and seed.
+
+    On a device those three mean nothing: threads run as they like there, and a sanitizer's test is skipped.
+    """
 
     cache: Path
     patch: pytest.MonkeyPatch
@@ -41,6 +44,10 @@ class OnMetal:
         fused: bool = False,
         seed: int = 1,
     ) -> list[mx.array]:
+        if mx.metal.is_available():
+            if sanitizer:
+                pytest.skip("sanitizers watch the emulator only")
+            return call.run(call.make(mx.fast.metal_kernel), inputs)
         emulator = Emulator(Builder(self.cache, sanitizer, fused=fused), seed)
         self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
         return call.run(call.make(mx.fast.metal_kernel), inputs)

@@ -1,4 +1,7 @@
-"""Whole replies with every kernel run as Metal text on the emulator equal the twins' replies, token for token."""
+"""Whole replies with every kernel run as Metal text equal the twins' replies, token for token.
+
+Where MLX has no Metal, the emulator runs the text.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import pytest
 from scipy import stats
 
 import dflash2_mlx as d2
+from dflash2_mlx import analysis
 from dflash2_mlx.kernels import _dispatch
 from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
 from dflash2_mlx.kernels.select_walk import Selector, select
@@ -31,8 +35,9 @@ CODE = "import os\n\n\ndef main(argv=None):\n"
 @pytest.fixture
 def metal(msl_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every kernel by name; an error would be raised where one of them cannot run."""
-    emulator = Emulator(Builder(msl_cache))
-    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (emulator.metal_kernel, True))
+    if not mx.metal.is_available():
+        emulator = Emulator(Builder(msl_cache))
+        monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (emulator.metal_kernel, True))
     monkeypatch.setenv("DFLASH2_KERNELS", "metal")
     dispatcher.cache_clear()
     yield
@@ -131,15 +136,16 @@ def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
     broken: str, twins: list[list[int]], msl_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CK-25: a device may give wrong numbers for one kernel; replies stay right and say so."""
-    emulator = Emulator(Builder(msl_cache))
+    device = mx.metal.is_available()
+    make: Any = mx.fast.metal_kernel if device else Emulator(Builder(msl_cache)).metal_kernel
 
     def factory(*, name: str, **options: Any) -> Any:
-        kernel = emulator.metal_kernel(name=name, **options)
+        kernel = make(name=name, **options)
         if name != f"dflash2_{broken}":
             return kernel
         return lambda **call: [array + array.dtype.size // 4 for array in kernel(**call)]
 
-    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (factory, True))
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (factory, not device))
     dispatcher.cache_clear()
     engine = d2.load("mini")
     result = d2.generate(engine, CODE, configs()[0])
@@ -163,3 +169,11 @@ def test_kernels_that_raise_leave_the_twins(twins: list[list[int]], monkeypatch:
     assert result.token_ids == twins[0]
     assert len(result.stats.notices) >= len(KERNELS)
     assert all("the Metal compiler says no" in line for line in dispatcher().notes())
+
+
+def test_kernels_are_timed_against_their_twins(metal: None) -> None:
+    engine = owner().call(lambda: tiny_engine("qwen3", make_tiny_drafter(compiled=True)))
+    d2.generate(engine, PROMPT, configs(stop_token_ids=())[0])
+    times = analysis.time_kernels(engine.drafter)
+    assert [timed.name for timed in times] == list(KERNELS)
+    assert all(timed.kernel_ms > 0 and timed.twin_ms > 0 for timed in times)

@@ -55,6 +55,7 @@ def _look(out: Output) -> dict[str, Any]:
         "versions": analysis.package_versions(),
         "memory_bandwidth_bytes_per_s": None,
         "kernels": [asdict(state) for state in analysis.kernel_states()],
+        "kernel_times": [],
         "pair": None,
         "cannot": _cannot(machine),
     }
@@ -82,6 +83,9 @@ def _examine(models: ModelOptions, out: Output, rows: int) -> dict[str, Any]:
     }
     # Loading and measuring is what tests the kernels.
     found["kernels"] = [asdict(state) for state in analysis.kernel_states()]
+    if engine.drafter is not None:
+        out.status("timing the kernels")
+        found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
     return found
 
 
@@ -115,6 +119,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         tested = "tested here" if state["tested"] else "not tested"
         reason = f" ({state['reason']})" if state["reason"] else ""
         lines.append(f"kernel     {state['name']:15} {state['runs']:5} {tested}{reason}")
+    for timed in found["kernel_times"]:
+        lines.append(f"time       {timed['name']:15} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
     if pair is not None:
         lines += ["", *_pair_lines(pair)]
     return [*lines, *(f"cannot     {text}" for text in found["cannot"])]
