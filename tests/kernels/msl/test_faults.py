@@ -44,7 +44,7 @@ LAUNCH = {
 
 
 def kernel(cache, body: str, sanitizer: str = "", seed: int = 1) -> Kernel:
-    return Emulator(Builder(cache, sanitizer, program=True), seed).metal_kernel("sample", ["x"], ["y"], body)
+    return Emulator(Builder(cache, sanitizer), seed).metal_kernel("sample", ["x"], ["y"], body)
 
 
 def run(cache, body: str, sanitizer: str = "", seed: int = 1) -> np.ndarray:
@@ -116,6 +116,11 @@ def test_a_stopped_run(msl_cache, fault):
     body, message = STOPPED[fault]
     with pytest.raises(KernelError, match=rf"(?s)MSL: threadgroup \(\d, 0, 0\): .*{message}"):
         run(msl_cache, body)
+
+
+def test_a_crash_is_an_error_like_others(msl_cache):
+    with pytest.raises(KernelError, match=r"exit status -11"):
+        run(msl_cache, replaced("x[at]", "x[at + 4000000000u]"))
 
 
 ADDRESS = {
