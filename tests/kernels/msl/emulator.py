@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .build import Builder, KernelError
+from .build import FIXED_LAYOUT, Builder, KernelError
 from .source import Generated, generate
 
 # Taken before any test puts an emulator in its place.
@@ -103,7 +103,8 @@ class Kernel:
             buffers[name] = _output_buffer(shape, dtype, init_value)
         used = [buffers[parameter.name] for parameter in generated.parameters if parameter.space]
         outputs = [buffers[name] for name in self.output_names]
-        _run_program(binary, used, outputs, (*grid, *threadgroup, self.emulator.seed))
+        layout = FIXED_LAYOUT if self.emulator.builder.sanitizer == "thread" else []
+        _run_program([*layout, str(binary)], used, outputs, (*grid, *threadgroup, self.emulator.seed))
         return [
             mx.array(buffers[name]).view(dtype) for name, dtype in zip(self.output_names, output_dtypes, strict=True)
         ]
@@ -131,15 +132,16 @@ def _output_buffer(shape: Sequence[int], dtype: mx.Dtype, init_value: float | No
     return out
 
 
-def _run_program(path: Path, buffers: list[np.ndarray], outputs: list[np.ndarray], launch: tuple[int, ...]) -> None:
+def _run_program(
+    program: list[str], buffers: list[np.ndarray], outputs: list[np.ndarray], launch: tuple[int, ...]
+) -> None:
     """Run a kernel on `buffers`, the last of which are `outputs`; `launch`: grid, threadgroup, seed."""
     with tempfile.TemporaryDirectory() as folder:
         job, results = Path(folder, "job"), Path(folder, "results")
         head = np.array([*launch, len(buffers), len(outputs)], dtype=np.uint64)
         sizes = np.array([buffer.nbytes for buffer in buffers], dtype=np.uint64)
         job.write_bytes(b"".join(array.tobytes() for array in (head, sizes, *buffers)))
-        # ThreadSanitizer needs memory at fixed places: no randomised layout.
-        command = ["setarch", "-R", str(path), str(job), str(results)]
+        command = [*program, str(job), str(results)]
         environment = {**os.environ, **SANITIZER_OPTIONS}
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if run.returncode:
