@@ -16,12 +16,17 @@ from .msl.build import Builder, why_not
 from .msl.emulator import Emulator
 
 
+def skip_where_impossible(sanitizer: str = "") -> None:
+    reason = why_not(sanitizer)
+    if reason is not None:
+        pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def msl_cache(pytestconfig: pytest.Config) -> Path:
     """Where compiled kernels stay from one run to the next."""
-    reason = why_not()
-    if reason is not None and not mx.metal.is_available():
-        pytest.skip(reason)
+    if not mx.metal.is_available():
+        skip_where_impossible()
     return pytestconfig.cache.mkdir("msl")
 
 
@@ -48,6 +53,7 @@ class OnMetal:
             if sanitizer:
                 pytest.skip("sanitizers watch the emulator only")
             return call.run(call.make(mx.fast.metal_kernel), inputs)
+        skip_where_impossible(sanitizer)
         emulator = Emulator(Builder(self.cache, sanitizer, fused=fused), seed)
         self.patch.setattr(mx.fast, "metal_kernel", emulator.metal_kernel)
         return call.run(call.make(mx.fast.metal_kernel), inputs)

@@ -120,6 +120,13 @@ def test_equal_logits_and_scores_go_to_the_lower_id(on_metal):
     assert run(on_metal, inputs, 4).tokens.tolist() == [[0, 0, 0]]
 
 
+def test_equal_logits_of_several_blocks_go_to_the_lower_ids(on_metal):
+    inputs = random_inputs(1, 3, 20011, 4, 2, whole=True)
+    inputs.logits[0, 1] = 0
+    inputs.logits[0, 2] = np.minimum(inputs.logits[0, 2], 4)  # the largest one in every block
+    check(run(on_metal, inputs, 16), inputs, 16)
+
+
 def test_t2(on_metal):
     greedy = run(on_metal, T2, 3)
     assert greedy.candidates.tolist() == [[[0, 1, 4], [1, 2, 3]]]

@@ -90,6 +90,17 @@ def test_padding_rows_of_the_head_are_never_picked(on_metal, padding):
         check(on_metal, logits, 5, vocab_size=vocab)
 
 
+def test_a_second_pass_merges_the_lists(on_metal):
+    # Lists are ordered, so the position in them breaks ties as the id does; -1 entries come last of all.
+    for logits in (mx.round(3 * normal(3, 20011)), mx.where(mx.arange(BLOCK + 3) > 2, -mx.inf, normal(2, BLOCK + 3))):
+        lists = on_metal(_metal.top_candidates(logits.shape, 16, logits.shape[1]), [logits])
+        values, ids = (array.reshape(len(logits), -1) for array in lists)
+        merged, at = on_metal(_metal.top_candidates(values.shape, 16, values.shape[1]), [values])
+        want = twin(logits, 16)
+        np.testing.assert_array_equal(mx.take_along_axis(ids, at[:, 0], axis=-1), want[0])
+        np.testing.assert_array_equal(merged[:, 0], want[1])
+
+
 def test_fewer_ids_than_candidates_are_refused():
     with pytest.raises(ValueError, match=r"candidates: got 6, expected 1\.\.5"):
         _metal.top_candidates((1, 9), 6, 5)

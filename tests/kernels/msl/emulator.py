@@ -6,7 +6,6 @@ Same constructor and call as MLX's, so the code that makes and calls kernels is 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .build import Builder, KernelError
+from .build import FIXED_LAYOUT, Builder, KernelError
 from .source import Generated, generate
 
 # Taken before any test puts an emulator in its place.
@@ -68,7 +67,7 @@ class Emulator:
 
 @dataclass
 class Kernel:
-    """One kernel. `statistics` are those of the newest call that ran inside this process."""
+    """One kernel, called like MLX's."""
 
     emulator: Emulator
     real: Any
@@ -76,7 +75,6 @@ class Kernel:
     source: str
     input_names: list[str]
     output_names: list[str]
-    statistics: dict[str, int] | None = None
 
     def generated(self, inputs: Sequence[mx.array], **call: Any) -> Generated:
         """The text that MLX would compile for this call."""
@@ -104,11 +102,9 @@ class Kernel:
         for name, shape, dtype in zip(self.output_names, output_shapes, output_dtypes, strict=True):
             buffers[name] = _output_buffer(shape, dtype, init_value)
         used = [buffers[parameter.name] for parameter in generated.parameters if parameter.space]
-        if binary.suffix == ".so":
-            self.statistics = _run_library(binary, used, grid, threadgroup, self.emulator.seed)
-        else:
-            outputs = [buffers[name] for name in self.output_names]
-            _run_program(binary, used, outputs, grid, threadgroup, self.emulator.seed)
+        outputs = [buffers[name] for name in self.output_names]
+        layout = FIXED_LAYOUT if self.emulator.builder.sanitizer == "thread" else []
+        _run_program([*layout, str(binary)], used, outputs, (*grid, *threadgroup, self.emulator.seed))
         return [
             mx.array(buffers[name]).view(dtype) for name, dtype in zip(self.output_names, output_dtypes, strict=True)
         ]
@@ -136,43 +132,18 @@ def _output_buffer(shape: Sequence[int], dtype: mx.Dtype, init_value: float | No
     return out
 
 
-def _run_library(
-    path: Path, buffers: list[np.ndarray], grid: tuple[int, ...], threadgroup: tuple[int, ...], seed: int
-) -> dict[str, int]:
-    library = ctypes.CDLL(str(path))
-    message, statistics = ctypes.create_string_buffer(4096), (ctypes.c_uint64 * 3)()
-    failed = library.msl_run(
-        (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers)),
-        (ctypes.c_uint32 * 3)(*grid),
-        (ctypes.c_uint32 * 3)(*threadgroup),
-        ctypes.c_uint64(seed),
-        message,
-        len(message),
-        statistics,
-    )
-    if failed:
-        raise KernelError(message.value.decode())
-    return dict(zip(("switches", "threadgroups", "threadgroup_bytes"), statistics, strict=True))
-
-
 def _run_program(
-    path: Path,
-    buffers: list[np.ndarray],
-    outputs: list[np.ndarray],
-    grid: tuple[int, ...],
-    threadgroup: tuple[int, ...],
-    seed: int,
+    program: list[str], buffers: list[np.ndarray], outputs: list[np.ndarray], launch: tuple[int, ...]
 ) -> None:
+    """Run a kernel on `buffers`, the last of which are `outputs`; `launch`: grid, threadgroup, seed."""
     with tempfile.TemporaryDirectory() as folder:
         job, results = Path(folder, "job"), Path(folder, "results")
-        head = np.array([*grid, *threadgroup, seed, len(buffers), len(outputs)], dtype=np.uint64)
+        head = np.array([*launch, len(buffers), len(outputs)], dtype=np.uint64)
         sizes = np.array([buffer.nbytes for buffer in buffers], dtype=np.uint64)
         job.write_bytes(b"".join(array.tobytes() for array in (head, sizes, *buffers)))
-        # ThreadSanitizer needs memory at fixed places: no randomised layout.
-        command = ["setarch", "-R", str(path), str(job), str(results)]
-        run = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, **SANITIZER_OPTIONS}
-        )
+        command = [*program, str(job), str(results)]
+        environment = {**os.environ, **SANITIZER_OPTIONS}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if run.returncode:
             raise KernelError(f"exit status {run.returncode}\n{run.stderr[-6000:]}")
         raw = results.read_bytes()

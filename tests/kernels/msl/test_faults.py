@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from .address_spaces import check
-from .build import Builder, KernelError
+from .build import Builder, KernelError, why_not
 from .emulator import Emulator, Kernel
 
 # Each element becomes the next one of its group of 64 plus the sum of the group.
@@ -44,10 +44,13 @@ LAUNCH = {
 
 
 def kernel(cache, body: str, sanitizer: str = "", seed: int = 1) -> Kernel:
-    return Emulator(Builder(cache, sanitizer, program=True), seed).metal_kernel("sample", ["x"], ["y"], body)
+    return Emulator(Builder(cache, sanitizer), seed).metal_kernel("sample", ["x"], ["y"], body)
 
 
 def run(cache, body: str, sanitizer: str = "", seed: int = 1) -> np.ndarray:
+    reason = why_not(sanitizer)
+    if reason is not None:
+        pytest.skip(reason)
     (y,) = kernel(cache, body, sanitizer, seed)(inputs=[X], **LAUNCH)
     return np.array(y.astype(mx.float32))
 
@@ -118,6 +121,11 @@ def test_a_stopped_run(msl_cache, fault):
         run(msl_cache, body)
 
 
+def test_a_crash_is_an_error_like_others(msl_cache):
+    with pytest.raises(KernelError, match=r"exit status -11"):
+        run(msl_cache, replaced("x[at]", "x[at + 4000000000u]"))
+
+
 ADDRESS = {
     "threadgroup array one short": (replaced("held[64]", "held[63]"), "out of bounds for type"),
     "input read past its end": (replaced("float(x[at])", "float(x[at + 1])"), "heap-buffer-overflow"),
@@ -165,7 +173,10 @@ COMPILED = {
     "unknown function": (replaced("simd_sum(", "simd_total("), "simd_total"),
     "bfloat stored without a conversion": (replaced("T(next + total)", "next + total"), "sample.metal:15"),
     "unknown name": (replaced("next + total", "nxt + total"), "nxt"),
-    "local variable without a value": (replaced("float next = held[(i + 1) % 64];", "float next;"), "uninitialized"),
+    "local variable without a value": (
+        replaced("float next = held[(i + 1) % 64];", "float next;"),
+        "is used uninitialized",
+    ),
 }
 
 

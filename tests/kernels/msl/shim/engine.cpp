@@ -76,7 +76,6 @@ struct Engine {
   std::string error;
   std::map<const void*, void*> objects;  // threadgroup memory of the group that runs
   size_t object_bytes = 0;
-  uint64_t switches = 0;
   Fiber* running = nullptr;
   void* stack_pointer = nullptr;  // the scheduler's own
   void* fake_stack = nullptr;
@@ -153,7 +152,6 @@ void Engine::back_to_scheduler([[maybe_unused]] bool last) {
 
 void Engine::run(Fiber& fiber) {
   running = &fiber;
-  ++switches;
 #ifdef MSL_ASAN
   __sanitizer_start_switch_fiber(&fake_stack, fiber.stack, STACK);
 #endif
@@ -349,18 +347,16 @@ void* threadgroup_object(const void* declaration, size_t bytes) {
 }
 }  // namespace msl
 
-// Returns 0, or 1 with the reason in `message`. `statistics`: lane switches, threadgroups, threadgroup memory.
-extern "C" int msl_run(void** buffers, const uint32_t* grid_size, const uint32_t* group_size, uint64_t seed,
-                       char* message, int room, uint64_t* statistics) {
-  Quiet quiet;
-  uint3 grid(grid_size[0], grid_size[1], grid_size[2]), threads, groups;
+namespace {
+// Runs the whole grid; returns what went wrong, or nothing.
+std::string run_grid(void** buffers, uint3 grid, uint3 threads, uint64_t seed) {
+  uint3 groups;
+  if (uint64_t(threads.x) * threads.y * threads.z > 1024) return "threadgroup larger than 1024 threads";
   for (int d = 0; d < 3; ++d) {
-    if (!grid[d] || !group_size[d]) return snprintf(message, room, "empty grid or threadgroup"), 1;
-    threads[d] = std::min(group_size[d], grid[d]);  // as MLX does
+    if (!grid[d] || !threads[d]) return "empty grid or threadgroup";
+    threads[d] = std::min(threads[d], grid[d]);  // as MLX does
     groups[d] = (grid[d] + threads[d] - 1) / threads[d];
   }
-  if (uint64_t(group_size[0]) * group_size[1] * group_size[2] > 1024)
-    return snprintf(message, room, "threadgroup larger than 1024 threads"), 1;
   Engine here{};
   engine = &here;
   here.buffers = buffers;
@@ -368,26 +364,12 @@ extern "C" int msl_run(void** buffers, const uint32_t* grid_size, const uint32_t
   std::vector<uint32_t> numbers(size_t(groups.x) * groups.y * groups.z);
   for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = i;
   here.random.shuffle(numbers);
-  size_t peak = 0;
-  for (uint32_t n : numbers) {
-    if (!here.error.empty()) break;
-    here.run_group(uint3(n % groups.x, n / groups.x % groups.y, n / (groups.x * groups.y)), grid, threads, groups);
-    peak = std::max(peak, here.object_bytes);
-  }
-#ifndef MSL_TSAN
-  for (auto& [declaration, memory] : here.objects) free(memory);
-#endif
-  for (auto& fiber : here.fibers) munmap(fiber.stack, STACK);
-  statistics[0] = here.switches;
-  statistics[1] = numbers.size();
-  statistics[2] = peak;
-  engine = nullptr;
-  snprintf(message, room, "%s", here.error.c_str());
-  return !here.error.empty();
+  for (uint32_t n : numbers)
+    if (here.error.empty())
+      here.run_group(uint3(n % groups.x, n / groups.x % groups.y, n / (groups.x * groups.y)), grid, threads, groups);
+  return here.error;
 }
 
-#ifdef MSL_MAIN
-namespace {
 void read_or_die(void* to, size_t bytes, FILE* file) {
   if (bytes && fread(to, 1, bytes, file) != bytes) { fprintf(stderr, "short job file\n"); _exit(2); }
 }
@@ -406,12 +388,9 @@ int run_job(const char* job, const char* results) {
     read_or_die(buffers.back(), bytes, file);
   }
   fclose(file);
-  uint32_t grid[3], group[3];
-  for (int d = 0; d < 3; ++d) { grid[d] = head[d]; group[d] = head[3 + d]; }
-  char message[4096] = "";
-  uint64_t statistics[3];
-  if (msl_run(buffers.data(), grid, group, head[6], message, sizeof message, statistics)) {
-    fprintf(stderr, "MSL: %s\n", message);
+  std::string error = run_grid(buffers.data(), uint3(head[0], head[1], head[2]), uint3(head[3], head[4], head[5]), head[6]);
+  if (!error.empty()) {
+    fprintf(stderr, "MSL: %s\n", error.c_str());
     return 3;
   }
   file = fopen(results, "wb");
@@ -421,10 +400,8 @@ int run_job(const char* job, const char* results) {
 }
 }  // namespace
 
-// A program of its own, for the sanitizers and for kernels that may crash.
 int main(int count, char** arguments) {
   int status = count == 3 ? run_job(arguments[1], arguments[2]) : 2;
   fflush(stderr);
   _exit(status);  // without clearing up, which ThreadSanitizer would take for accesses of the kernel
 }
-#endif
