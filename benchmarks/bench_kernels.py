@@ -30,9 +30,11 @@ from benchmarks.machine import (
 )
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
+from dflash2_mlx.kernels.norm_rope import norm_rope
 from dflash2_mlx.kernels.select_walk import Selector, edge_scores, select, select_walk
 from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
+from tests.kernels.test_norm_rope_metal import SHAPES as HEAD_SHAPES
 from tests.kernels.test_select_walk import SHAPES as WALK_SHAPES
 from tests.kernels.test_top_candidates import COUNTS, SIZES
 
@@ -43,6 +45,8 @@ MODELS = {
     "Muse-Glimmer-30B-DFlash2": (16, 6656, 202048, 256),
 }
 TOP_K, GROUP, TAPS = 16, 16, 2
+# Their heads: of one row (query, key, value), turned (query, key), size.
+HEADS = {"mini": (8, 6, 64), "Qwen3.8-27B-DFlash2": (48, 40, 128), "Muse-Glimmer-30B-DFlash2": (48, 40, 128)}
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,12 @@ def conv_cases(label: str, batch: int, rows: int, channels: int, taps: int, grou
 
     yield Case("dynamic_conv", label, lambda: dynamic_conv(x, base, delta, 0, split=split))
     yield Case("conv_add_norm", label, after)
+
+
+def heads_case(label: str, batch: int, rows: int, available: int, heads: int, dim: int) -> Case:
+    x, norms = random(batch, rows, available, dim), random(heads, dim, seed=1)
+    start = mx.full((batch,), 100, dtype=mx.int32)
+    return Case("norm_rope", label, lambda: norm_rope(x, norms, start, theta=1e6, eps=1e-6))
 
 
 def candidates_case(label: str, rows: tuple[int, ...], vocab: int, top_k: int) -> Case:
@@ -118,6 +128,8 @@ def cases(which: str) -> Iterator[Case]:
     if which in ("tests", "all"):
         for shape in CONV_SHAPES:
             yield from conv_cases(str(shape), *shape)
+        for heads in HEAD_SHAPES:
+            yield heads_case(str(heads), 2, 5, *heads)
         for size in SIZES:
             for top_k in COUNTS:
                 if top_k <= size:
@@ -127,6 +139,7 @@ def cases(which: str) -> Iterator[Case]:
     if which in ("models", "all"):
         for name, (rows, hidden, vocab, rank) in MODELS.items():
             yield from conv_cases(name, 1, rows, hidden, TAPS, GROUP)
+            yield heads_case(name, 1, rows, *HEADS[name])
             yield candidates_case(name, (1, rows - 1), vocab, TOP_K)
             yield from walk_cases(name, 1, rows - 1, vocab, rank, TOP_K)
             yield from selector_cases(name, rows - 1, vocab, rank)

@@ -14,6 +14,7 @@ from ..drafter.model import DraftModel
 from ..kernels._dispatch import KernelState, dispatcher
 from ..kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
 from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.select_walk import Selector, select, select_twin
 from ..kernels.top_candidates import candidate_lists, twin_lists
 from ..runtime import owner
@@ -62,6 +63,15 @@ def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, 
     def random(*shape: int) -> mx.array:
         return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
 
+    heads, start = config.num_heads + config.num_kv_heads, mx.zeros((1,), dtype=mx.int32)
+    qkv, norms = random(1, rows, heads + config.num_kv_heads, config.head_dim), random(heads, config.head_dim)
+    rules = {"theta": config.rope_theta, "eps": config.rms_norm_eps}
+    mx.eval(qkv, norms, start)
+    yield (
+        "norm_rope",
+        lambda: norm_rope(qkv, norms, start, **rules),
+        lambda: norm_rope_twin(qkv, norms, start, **rules),
+    )
     if config.conv_kernel_size is not None and config.conv_group_size is not None:
         x, base, weight = random(1, rows, width), random(2, config.conv_kernel_size, width), random(width)
         delta = random(1, rows, 2, config.conv_kernel_size, width // config.conv_group_size)

@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
+from ..kernels.norm_rope import norm_rope
 from .joined import Joined, join, run_joined, share
 
 
@@ -58,7 +59,7 @@ class DrafterAttention(nn.Module):
         rows = run_joined(self._qkv, (self.q_proj, self.k_proj, self.v_proj), x)
         rows = rows.reshape(start.shape[0], -1, turned + self.kv_heads, self.head_dim)
         norms = self._head_norms() if self._norms is None else self._norms
-        both = norm_and_turn(rows[:, :, :turned], norms, start, theta=self.theta, eps=self.q_norm.eps)
+        both = norm_rope(rows, norms, start, theta=self.theta, eps=self.q_norm.eps)
         return both[:, : self.heads], both[:, self.heads :], rows[:, :, turned:].transpose(0, 2, 1, 3)
 
     def _head_norms(self) -> mx.array:
@@ -76,16 +77,6 @@ class DrafterAttention(nn.Module):
         self._qkv, self._norms = join(parts), self._head_norms()
         share(self._qkv, parts)
         mx.eval(self._norms)
-
-
-def norm_and_turn(x: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:
-    """RMSNorm of each head, then RoPE at positions start.. .
-
-    Shapes:
-        x: [B, L, H, Dh], norms: [H, Dh], start: [B] int32 -> [B, H, L, Dh]
-    """
-    normed = (mx.fast.rms_norm(x, None, eps) * norms).transpose(0, 2, 1, 3)
-    return mx.fast.rope(normed, x.shape[-1], traditional=False, base=theta, scale=1.0, offset=start)
 
 
 def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool) -> mx.array:

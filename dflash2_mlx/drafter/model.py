@@ -20,10 +20,11 @@ import mlx.nn as nn
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels._dispatch import dispatcher
+from ..kernels.norm_rope import norm_rope
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
-from .attention import block_mask, norm_and_turn
+from .attention import block_mask
 from .context import DrafterContext
 from .decoder import DrafterLayer
 from .joined import Joined, join, run_joined
@@ -113,9 +114,8 @@ class DraftModel(nn.Module):
         rows = rows.reshape(*features.shape[:2], 2 * heads * len(self.layers), dim)
         norms = self._context_norms() if self._norms is None else self._norms
         # Keys of all layers come first, then all values.
-        keys, values = mx.split(rows, 2, axis=2)
-        keys = norm_and_turn(keys, norms, start, theta=self.config.rope_theta, eps=self.config.rms_norm_eps)
-        values = values.transpose(0, 2, 1, 3)
+        keys = norm_rope(rows, norms, start, theta=self.config.rope_theta, eps=self.config.rms_norm_eps)
+        values = rows[:, :, heads * len(self.layers) :].transpose(0, 2, 1, 3)
         for number in range(len(self.layers)):
             mine = slice(number * heads, (number + 1) * heads)
             buffers.write(number, keys[:, mine], values[:, mine], start)

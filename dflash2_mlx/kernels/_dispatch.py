@@ -24,7 +24,7 @@ from ..errors import ConfigError, Dflash2Error
 from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
-KERNELS = ("dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
+KERNELS = ("norm_rope", "dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
 

@@ -189,6 +189,31 @@ def select_walk(shape: tuple[int, int, int, int], rank: int, sampled: bool) -> K
     )
 
 
+@cache
+def norm_rope(shape: tuple[int, int, int, int], dtype: mx.Dtype, heads: int) -> KernelCall:
+    """RMSNorm and RoPE of the first heads of each row.
+
+    Shapes:
+        rows [B, L, H, Dh], norms [heads, Dh], start [B] int32, settings [2] float32 (eps, log2 of RoPE's base)
+        -> turned [B, heads, L, Dh]
+    Args:
+        shape, dtype: of rows.
+    """
+    batch, length, available, dim = shape
+    if not 1 <= heads <= available or dim % 2:
+        raise ValueError(f"norm_rope: got {heads} of {available} heads of size {dim}, expected some, of an even size")
+    return KernelCall(
+        name="norm_rope",
+        inputs=("rows", "norms", "start", "settings"),
+        outputs=("turned",),
+        template=(("T", dtype), ("HEADS", heads), ("DIM", dim)),
+        grid=(32 * heads, length, batch),
+        threadgroup=(32, 1, 1),
+        output_shapes=((batch, heads, length, dim),),
+        output_dtypes=(dtype,),
+    )
+
+
 def _check_candidates(k: int, available: int) -> None:
     if not 1 <= k <= min(MAX_CANDIDATES, available):
         raise ValueError(f"candidates: got {k}, expected 1..{min(MAX_CANDIDATES, available)}")

@@ -177,3 +177,10 @@ def test_kernels_are_timed_against_their_twins(metal: None) -> None:
     times = analysis.time_kernels(engine.drafter)
     assert [timed.name for timed in times] == list(KERNELS)
     assert all(timed.kernel_ms > 0 and timed.twin_ms > 0 for timed in times)
+
+
+def test_a_greedy_walk_has_no_q(metal: None) -> None:
+    lists = candidate_lists(mx.random.normal((1, 2, 40)), 4)
+    book = mx.random.normal((40, 8))
+    drawn = select(lists, mx.random.normal((1, 2, 8)), mx.array([3], dtype=mx.int32), Selector(book, book))
+    assert drawn.q is None

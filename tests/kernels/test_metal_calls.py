@@ -15,6 +15,7 @@ CALLS = [
     _metal.conv_add_norm((2, 8, 5120), mx.bfloat16, 2, 16),
     _metal.top_candidates((7, 248320), 16, 248077),
     _metal.select_walk((1, 7, 31, 16), 256, True),
+    _metal.norm_rope((2, 8, 48, 128), mx.bfloat16, 40),
 ]
 
 
@@ -59,6 +60,7 @@ def test_grids_count_threads():
     assert CALLS[1].grid == (256, 8, 2)
     assert CALLS[2].grid == (256 * 31, 7, 1)
     assert CALLS[3].grid == (512, 1, 1)
+    assert CALLS[4].grid == (32 * 40, 8, 2)
 
 
 def test_lengths_that_change_from_call_to_call_are_no_template_values():
@@ -68,6 +70,7 @@ def test_lengths_that_change_from_call_to_call_are_no_template_values():
         assert _metal.conv_add_norm((1, rows, 5120), mx.bfloat16, 2, 16).template == CALLS[1].template
         assert _metal.top_candidates((rows, 248320), 16, 248077).template == CALLS[2].template
         assert _metal.select_walk((1, rows, 31, 16), 256, True).template == CALLS[3].template
+        assert _metal.norm_rope((1, rows, 48, 128), mx.bfloat16, 40).template == CALLS[4].template
 
 
 def test_nothing_is_made_at_import(monkeypatch):

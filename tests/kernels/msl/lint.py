@@ -14,8 +14,9 @@ quadgroups_per_threadgroup dispatch_quadgroups_per_threadgroup thread_execution_
 """.split()
 # `using namespace metal` is in force: as names of variables these would hide or clash with functions and types.
 TAKEN = (
-    "select step mix length distance dot min max all any sign fract array vec exp log sqrt tanh rsqrt fma abs".split()
-)
+    "select step mix length distance dot min max all any sign fract array vec exp exp2 log sqrt tanh rsqrt fma abs "
+    "cos sin"
+).split()
 # Not in Metal, or not in every version of it that MLX asks for.
 ABSENT = "double goto throw try catch virtual new delete dynamic_cast static auto lambda std printf assert".split()
 TYPES = r"(?:float|half|bfloat|int|uint|bool|ushort|short|T)[234]?"

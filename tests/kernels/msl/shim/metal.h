@@ -126,6 +126,9 @@ MSL_SHUFFLE(simd_shuffle_xor, XOR)
   inline float exp(float x) { return ::expf(x); }      \
   inline float log(float x) { return ::logf(x); }      \
   inline float sqrt(float x) { return ::sqrtf(x); }    \
+  inline float exp2(float x) { return ::exp2f(x); }    \
+  inline float cos(float x) { return ::cosf(x); }      \
+  inline float sin(float x) { return ::sinf(x); }      \
   inline float tanh(float x) { return ::tanhf(x); }    \
   inline float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
 MSL_FUNCTIONS

@@ -29,7 +29,9 @@ MSL_VALUE_AND_LANE(simd_shuffle) MSL_VALUE_AND_LANE(simd_broadcast) MSL_VALUE_AN
 MSL_VALUE_AND_LANE(simd_shuffle_up) MSL_VALUE_AND_LANE(simd_shuffle_xor)
 bool simd_any(bool);
 bool simd_all(bool);
-#define MSL_FUNCTIONS float exp(float); float log(float); float sqrt(float); float tanh(float); float rsqrt(float);
+#define MSL_FUNCTIONS \
+  float exp(float); float exp2(float); float log(float); float sqrt(float); float tanh(float); float rsqrt(float); \
+  float cos(float); float sin(float);
 MSL_FUNCTIONS
 namespace precise { MSL_FUNCTIONS }
 float fma(float, float, float);

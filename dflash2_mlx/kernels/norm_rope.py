@@ -1,0 +1,60 @@
+"""RMSNorm of each head, then RoPE at absolute positions.
+
+Owns: the pure-MLX twin, and the choice between it and metal/norm_rope.metal, which does both in one dispatch.
+
+Reference: DFlash 2 specification 3.2, 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from . import _metal
+from ._dispatch import check_equal, dispatcher, like, rounding
+from ._metal import KernelCall
+
+NAME = "norm_rope"
+
+
+def norm_rope(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:
+    """Make the first heads of each row ready for attention.
+
+    Shapes:
+        rows:  [B, L, H, Dh]; the first Ht of the H heads are used
+        norms: [Ht, Dh], norm weights of each head
+        start: [B] int32, absolute position of row 0
+    Args:
+        theta: RoPE's base.
+        eps: of the norm.
+    Returns:
+        [B, Ht, L, Dh] in the dtype of `rows`
+    """
+    kernels = dispatcher()
+    if kernels.wants_metal(NAME):
+        settings = mx.array([eps, math.log2(theta)], dtype=mx.float32)
+        inputs = (rows, norms, start, settings)
+        call = _metal.norm_rope(rows.shape, rows.dtype, norms.shape[0])
+        if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
+            return kernels.run(call, inputs)[0]
+    return norm_rope_twin(rows, norms, start, theta=theta, eps=eps)
+
+
+def norm_rope_twin(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:
+    """The twin."""
+    normed = (mx.fast.rms_norm(rows[:, :, : norms.shape[0]], None, eps) * norms).transpose(0, 2, 1, 3)
+    return mx.fast.rope(normed, rows.shape[-1], traditional=False, base=theta, scale=1.0, offset=start)
+
+
+def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
+    rows, norms = like(inputs[:2])
+    _, _, start, settings = inputs
+    some = mx.arange(start.shape[0], dtype=mx.int32) * 37 + 5
+    got = dispatcher().run(call, (rows, norms, some, settings))[0]
+    numbers: Any = settings.tolist()
+    eps, base = numbers
+    want = norm_rope_twin(rows, norms, some, theta=2.0**base, eps=eps)
+    check_equal(got, want, tolerance=2 * rounding(rows.dtype), what=NAME)
