@@ -37,8 +37,7 @@ class TokenChooser:
         self.history = None
         if sampling.needs_history:
             self.history = TokenHistory.empty(1, vocab_size)
-            # An embedding may have more rows than the head; MLX does not check the bounds of a write.
-            ids = mx.array(sorted({token for token in prompt if token < vocab_size}), dtype=mx.int32)
+            ids = mx.array(countable(prompt, vocab_size), dtype=mx.int32)
             self.history.in_prompt[:, ids] = True
 
     def shared_noise(self, start: mx.array, rows: int) -> mx.array | None:
@@ -107,6 +106,14 @@ class TokenChooser:
         uniforms = rng.uniform(self.keys, Purpose.ACCEPT, _predicted(start, drafted), 1)[..., 0]
         residual = rng.gumbel(self.keys, Purpose.RESIDUAL, _predicted(start, drafted + 1), self.vocab_size)
         return accept_sampled(proposal.tokens, proposal.candidates, proposal.q, log_p, uniforms, residual)
+
+
+def countable(prompt: list[int], vocab_size: int) -> list[int]:
+    """Distinct tokens of a prompt that the head knows, in order.
+
+    An embedding may have more rows than the head, and MLX does not check the bounds of a write.
+    """
+    return sorted({token for token in prompt if token < vocab_size})
 
 
 def _predicted(start: mx.array, rows: int) -> mx.array:

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dflash2_mlx import rng
+from dflash2_mlx.config import SamplingConfig
+from dflash2_mlx.drafter.model import Proposal
 from dflash2_mlx.rng import Purpose, base_keys, gumbel, uniform
+from dflash2_mlx.verify import TokenChooser, countable
 
 KEYS = base_keys(7)
 MANY = 20_000
@@ -91,3 +95,37 @@ def test_positions_may_come_from_the_device():
     start = mx.array([12], dtype=mx.int32) + mx.argmax(mx.array([0.0, 1.0]))
     fixed = gumbel(KEYS, Purpose.TARGET, mx.array([13], dtype=mx.int32), 4)
     np.testing.assert_array_equal(gumbel(KEYS, Purpose.TARGET, start.astype(mx.int32), 4), fixed)
+
+
+def test_a_uniform_of_zero_gives_a_finite_number(monkeypatch):
+    monkeypatch.setattr(rng, "uniform", lambda keys, purpose, positions, count: mx.zeros((*positions.shape, count)))
+    noise = rng.gumbel(rng.base_keys(1), rng.Purpose.TARGET, mx.array([3]), 4)
+    assert mx.isfinite(noise).all().item() and noise.min().item() > 20
+
+
+def test_every_decision_of_a_round_has_a_stream_of_its_own(monkeypatch):
+    asked = []
+
+    def recorded(draw):
+        def record(keys, purpose, positions, count):
+            asked.append((draw.__name__, rng.Purpose(purpose).name))
+            return draw(keys, purpose, positions, count)
+
+        return record
+
+    chooser = TokenChooser(SamplingConfig(temperature=1.0, lossless_mode="rejection"), 30, 7, [1, 2])
+    candidates = mx.broadcast_to(mx.arange(4, dtype=mx.int32), (1, 2, 4))
+    start = mx.array([5], dtype=mx.int32)
+    monkeypatch.setattr(rng, "uniform", recorded(uniform))
+    monkeypatch.setattr(rng, "gumbel", lambda *given: asked.append(("gumbel", given[1].name)) or gumbel(*given))
+    chooser.draft_noise(start, 2, None)(candidates)
+    assert asked[0] == ("gumbel", "DRAFT")
+    asked.clear()
+    proposal = Proposal(candidates[:, :, 0], candidates, mx.zeros((1, 2, 4)), mx.full((1, 2, 4), 0.25))
+    mx.eval(chooser.choose(mx.zeros((1, 3, 30)), start, proposal)[0].tokens)
+    assert ("uniform", "ACCEPT") in asked and ("gumbel", "RESIDUAL") in asked
+    assert not {purpose for _, purpose in asked} - {"ACCEPT", "RESIDUAL"}
+
+
+def test_prompt_tokens_beyond_the_head_are_not_counted():
+    assert countable([5, 3, 5, 10, 99, 9], 10) == [3, 5, 9]

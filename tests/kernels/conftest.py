@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from dflash2_mlx.kernels import _dispatch
+from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.kernels._metal import KernelCall
 
 from .msl.address_spaces import check
@@ -70,3 +72,22 @@ class OnMetal:
 @pytest.fixture
 def on_metal(msl_cache: Path, monkeypatch: pytest.MonkeyPatch) -> OnMetal:
     return OnMetal(msl_cache, monkeypatch)
+
+
+@pytest.fixture
+def metal(msl_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every kernel by name; an error would be raised where one of them cannot run."""
+    if not mx.metal.is_available():
+        emulator = Emulator(Builder(msl_cache))
+        monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (emulator.metal_kernel, True))
+    monkeypatch.setenv("DFLASH2_KERNELS", "metal")
+    dispatcher.cache_clear()
+    yield
+    dispatcher.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def own_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    dispatcher.cache_clear()
+    yield
+    dispatcher.cache_clear()

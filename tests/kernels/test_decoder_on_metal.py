@@ -5,7 +5,6 @@ Where MLX has no Metal, the emulator runs the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,6 @@ from .msl.build import Builder
 from .msl.emulator import Emulator
 
 CODE = "import os\n\n\ndef main(argv=None):\n"
-
-
-@pytest.fixture
-def metal(msl_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every kernel by name; an error would be raised where one of them cannot run."""
-    if not mx.metal.is_available():
-        emulator = Emulator(Builder(msl_cache))
-        monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (emulator.metal_kernel, True))
-    monkeypatch.setenv("DFLASH2_KERNELS", "metal")
-    dispatcher.cache_clear()
-    yield
-    dispatcher.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def own_dispatcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    dispatcher.cache_clear()
-    yield
-    dispatcher.cache_clear()
 
 
 def replies(engine: Engine, prompt: str | list[int], configs: list[d2.GenerationConfig]) -> list[list[int]]:
