@@ -111,9 +111,8 @@ class Kernel:
 
 
 def _to_numpy(array: mx.array) -> np.ndarray:
-    """A copy in row order; NumPy has no bfloat16, so its bits travel as uint16."""
-    plain = np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-    return np.ascontiguousarray(plain).reshape(array.shape)
+    """A copy; NumPy has no bfloat16, so its bits travel as uint16."""
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def _input_buffers(name: str, array: mx.array) -> dict[str, np.ndarray]:

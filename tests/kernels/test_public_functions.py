@@ -1,0 +1,91 @@
+"""Each operation's public function, with Metal and without: the same numbers, and every argument counts."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from dflash2_mlx.kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from dflash2_mlx.kernels.norm_rope import norm_rope, norm_rope_twin
+from dflash2_mlx.kernels.select_walk import Selector, select, select_twin
+from dflash2_mlx.kernels.top_candidates import candidate_lists
+
+BATCH, ROWS, CHANNELS, GROUP = 2, 5, 24, 4
+
+
+def random(*shape: int, seed: int = 0) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))
+
+
+def ran_on_metal(name: str) -> bool:
+    (state,) = (state for state in dispatcher().states() if state.name == name)
+    return state.runs == "metal" and state.tested
+
+
+def close(got: mx.array, want: mx.array) -> None:
+    np.testing.assert_allclose(np.array(got), np.array(want), rtol=2e-5, atol=2e-5)
+
+
+def convolution() -> tuple[mx.array, mx.array, mx.array]:
+    return (
+        random(BATCH, ROWS, CHANNELS),
+        random(2, 2, CHANNELS, seed=1),
+        random(BATCH, ROWS, 2, 2, CHANNELS // GROUP, seed=2),
+    )
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("batched", [True, False])
+def test_dynamic_conv(metal, side, batched):
+    x, base, delta = convolution()
+    if not batched:
+        x, delta = x[0], delta[0]
+    close(dynamic_conv(x, base, delta, side), convolve(x, split_base(base, CHANNELS // GROUP), delta, side))
+    assert ran_on_metal("dynamic_conv")
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.3])
+@pytest.mark.parametrize("batched", [True, False])
+def test_conv_add_norm(metal, eps, batched):
+    y, base, delta = convolution()
+    residual, weight = random(*y.shape, seed=3), random(CHANNELS, seed=4)
+    if not batched:
+        y, delta, residual = y[0], delta[0], residual[0]
+    got = conv_add_norm(y, base, delta, residual, weight, eps)
+    want = add_norm(convolve(y, split_base(base, CHANNELS // GROUP), delta, AFTER), residual, weight, eps)
+    for mine, theirs in zip(got, want, strict=True):
+        close(mine, theirs)
+    assert ran_on_metal("conv_add_norm")
+
+
+@pytest.mark.parametrize(("theta", "eps"), [(1e4, 1e-6), (1e6, 1e-6), (1e4, 0.4)])
+def test_norm_rope(metal, theta, eps):
+    rows, norms, start = random(BATCH, ROWS, 4, 16), random(3, 16, seed=1), mx.array([7, 900], dtype=mx.int32)
+    close(norm_rope(rows, norms, start, theta=theta, eps=eps), norm_rope_twin(rows, norms, start, theta=theta, eps=eps))
+    assert ran_on_metal("norm_rope")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize(("multiplier", "cap"), [(1.0, None), (0.2, None), (3.0, 2.0)])
+def test_select(metal, temperature, multiplier, cap):
+    books = [random(300, 8, seed=seed) for seed in (1, 2)]
+    lists = candidate_lists(random(BATCH, 4, 300, seed=3), 6)
+    gate, anchor, selector = random(BATCH, 4, 8, seed=4), mx.array([9, 400]), Selector(*books, multiplier, cap)
+    noise = mx.random.gumbel((BATCH, 4, 6), key=mx.random.key(5)) if temperature else None
+    got = select(lists, gate, anchor, selector, temperature=temperature, noise=noise)
+    want = select_twin(lists, gate, anchor, selector, temperature, noise)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.candidates, want.candidates)
+    close(got.unary, want.unary)
+    assert (got.q is None) == (want.q is None) == (temperature == 0)
+    if want.q is not None:
+        close(got.q, want.q)
+    assert ran_on_metal("select_walk") and ran_on_metal("top_candidates")
+
+
+def test_every_kernel_has_its_test_here():
+    tested = {name.removeprefix("test_") for name in globals()}
+    assert set(KERNELS) - {"top_candidates", "select_walk"} <= tested
