@@ -14,7 +14,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
-from ..kernels.norm_rope import norm_rope
+from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from .joined import Joined, join, run_joined, share
 
 
@@ -58,8 +58,10 @@ class DrafterAttention(nn.Module):
         turned = self.heads + self.kv_heads
         rows = run_joined(self._qkv, (self.q_proj, self.k_proj, self.v_proj), x)
         rows = rows.reshape(start.shape[0], -1, turned + self.kv_heads, self.head_dim)
-        norms = self._head_norms() if self._norms is None else self._norms
-        both = norm_rope(rows, norms, start, theta=self.theta, eps=self.q_norm.eps)
+        if self._norms is None:  # as long as weights may change: the twin, which has gradients
+            both = norm_rope_twin(rows, self._head_norms(), start, theta=self.theta, eps=self.q_norm.eps)
+        else:
+            both = norm_rope(rows, self._norms, start, theta=self.theta, eps=self.q_norm.eps)
         return both[:, : self.heads], both[:, self.heads :], rows[:, :, turned:].transpose(0, 2, 1, 3)
 
     def _head_norms(self) -> mx.array:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels.conv_add_norm import add_norm, conv_add_norm
-from ..kernels.dynamic_conv import dynamic_conv, split_base
+from ..kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
 
 BEFORE = 0
 
 
 class DynamicConv(nn.Module):
     """Convolution before and after one sublayer, both with coefficients computed from the sublayer's input.
+
+    Until its base is frozen it runs the twins only: Metal kernels have no gradients.
 
     Args:
         channels: D.
@@ -41,6 +43,8 @@ class DynamicConv(nn.Module):
             x: [..., L, D] -> [..., L, D] and [..., L, 2, W, G]
         """
         delta = self.kernel_projection(x).reshape(*x.shape[:-1], 2, self.taps, self.groups)
+        if self._split is None:
+            return convolve(x, split_base(self.base_kernel, self.groups), delta, BEFORE), delta
         return dynamic_conv(x, self.base_kernel, delta, BEFORE, split=self._split), delta
 
     def finish(self, y: mx.array, delta: mx.array, residual: mx.array, norm: nn.RMSNorm) -> tuple[mx.array, mx.array]:
@@ -51,6 +55,9 @@ class DynamicConv(nn.Module):
         Args:
             delta: what `prepare` returned.
         """
+        if self._split is None:
+            y = convolve(y, split_base(self.base_kernel, self.groups), delta, AFTER)
+            return add_norm(y, residual, norm.weight, norm.eps)
         return conv_add_norm(y, self.base_kernel, delta, residual, norm.weight, norm.eps, split=self._split)
 
     def freeze_base(self) -> None:

@@ -20,7 +20,7 @@ import mlx.nn as nn
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels._dispatch import dispatcher
-from ..kernels.norm_rope import norm_rope
+from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
@@ -108,18 +108,29 @@ class DraftModel(nn.Module):
         buffer_values: list[mx.array],
     ) -> Written[None]:
         buffers = RowView(buffer_keys, buffer_values, base)
+        for number, (keys, values) in enumerate(self.context_rows(taps, start)):
+            buffers.write(number, keys, values, start)
+        return None, buffers.keys, buffers.values
+
+    def context_rows(self, taps: mx.array, start: mx.array) -> list[tuple[mx.array, mx.array]]:
+        """Keys and values of context rows, layer by layer.
+
+        Shapes:
+            taps: [B, L, T*D], start: [B] int32 -> [B, Hkv, L, Dh] twice per layer
+        """
         features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         rows = run_joined(self._context_kv, self._context_parts(), features)
         rows = rows.reshape(*features.shape[:2], 2 * heads * len(self.layers), dim)
-        norms = self._context_norms() if self._norms is None else self._norms
         # Keys of all layers come first, then all values.
-        keys = norm_rope(rows, norms, start, theta=self.config.rope_theta, eps=self.config.rms_norm_eps)
+        theta, eps = self.config.rope_theta, self.config.rms_norm_eps
+        if self._norms is None:  # as long as weights may change: the twin, which has gradients
+            keys = norm_rope_twin(rows, self._context_norms(), start, theta=theta, eps=eps)
+        else:
+            keys = norm_rope(rows, self._norms, start, theta=theta, eps=eps)
         values = rows[:, :, heads * len(self.layers) :].transpose(0, 2, 1, 3)
-        for number in range(len(self.layers)):
-            mine = slice(number * heads, (number + 1) * heads)
-            buffers.write(number, keys[:, mine], values[:, mine], start)
-        return None, buffers.keys, buffers.values
+        layers = [slice(number * heads, (number + 1) * heads) for number in range(len(self.layers))]
+        return [(keys[:, mine], values[:, mine]) for mine in layers]
 
     def _context_parts(self) -> list[nn.Module]:
         attention = [layer.self_attn for layer in self.layers]
@@ -152,11 +163,14 @@ class DraftModel(nn.Module):
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         normed = self.layers[0].input_layernorm(hidden)
-        norms = [*(layer.input_layernorm for layer in self.layers[1:]), self.norm]
-        for number, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
+        for number, (layer, next_norm) in enumerate(zip(self.layers, self.next_norms(), strict=True)):
             mask = masks[config.layer_types[number], config.causal[number]]
             hidden, normed = layer(hidden, normed, next_norm, buffers, number, start, mask)
         return normed.reshape(block.shape), buffers.keys, buffers.values
+
+    def next_norms(self) -> list[nn.RMSNorm]:
+        """The norm that follows each layer."""
+        return [*(layer.input_layernorm for layer in self.layers[1:]), self.norm]
 
     def block_embeddings(self, anchor: mx.array, length: int, lender: Lender) -> mx.array:
         """Raw target embeddings of [anchor, mask, mask, ...]: [B] -> [B, length, D]."""
