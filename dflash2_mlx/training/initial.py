@@ -1,0 +1,48 @@
+"""A drafter before its first step.
+
+Owns: initial weights. The convolution starts as the identity and the selector as silent, so an untrained DFlash 2
+drafter is a DFlash drafter.
+
+Reference: DFlash 2 specification 7.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from ..config import DrafterConfig
+from ..drafter.model import DraftModel
+from ..weights import expected_shapes
+
+_SPREAD = 0.02
+_SILENT = ("kernel_projection.weight", "successor_codebook")
+
+
+def new_drafter(raw: Mapping[str, Any], *, seed: int = 0) -> DraftModel:
+    """A drafter of a published-layout config, with initial float32 weights that depend on the seed only."""
+    config = DrafterConfig.from_dict(raw)
+    model = DraftModel(config)
+    model.load_weights(list(initial_weights(config, seed).items()))
+    mx.eval(model.parameters())
+    return model
+
+
+def initial_weights(config: DrafterConfig, seed: int) -> dict[str, mx.array]:
+    """Every tensor of a drafter, by name."""
+    shapes = expected_shapes(config)
+    keys = mx.random.split(mx.random.key(seed), len(shapes))
+    return {name: _initial(name, shape, key) for (name, shape), key in zip(shapes.items(), keys, strict=True)}
+
+
+def _initial(name: str, shape: tuple[int, ...], key: mx.array) -> mx.array:
+    if len(shape) == 1:
+        return mx.ones(shape)
+    if name.endswith("base_kernel"):  # this row itself, nothing of the rows before it
+        tap = mx.arange(shape[1])[None, :, None]
+        return mx.broadcast_to((tap == 0).astype(mx.float32), shape)
+    if name.endswith(_SILENT):
+        return mx.zeros(shape)
+    return _SPREAD * mx.random.normal(shape, key=key)

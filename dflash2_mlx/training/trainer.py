@@ -1,0 +1,229 @@
+"""Teaches a drafter to predict its target's tokens, block by block.
+
+Owns: the order of documents, the step, the optimiser, checkpoints and their exact continuation. What a step does
+depends on (seed, step) only, never on what ran before in this process: a run that was killed goes on as if it had not
+been. All functions run on the thread that owns MLX.
+
+Reference: DFlash 2 specification 7.3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+
+from ..drafter.model import DraftModel
+from ..errors import CheckpointError, ConfigError
+from ..targets.base import Target
+from .blocks import BlockBatch, block_batch, sample_anchors
+from .forward import block_hidden
+from .losses import LossParts, block_losses
+
+_KEPT = 2  # checkpoints that stay on disk
+
+
+@dataclass(frozen=True)
+class Document:
+    """One sequence. Shapes: tokens [S] int32; supervised [S] bool, the tokens to learn."""
+
+    tokens: np.ndarray
+    supervised: np.ndarray
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a drafter is trained; the defaults are the published recipe at a small scale.
+
+    `sequences` are accumulated to one step; `anchors` blocks are drawn from each. `warmup` is a share of `steps`.
+    """
+
+    steps: int
+    learning_rate: float = 6e-4
+    warmup: float = 0.04
+    clip: float = 1.0
+    weight_decay: float = 0.0
+    sequences: int = 4
+    anchors: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("steps", 1), ("sequences", 1), ("anchors", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ConfigError(f"{name}: got {value!r}, expected an integer >= {low}")
+        for name, fits, expected in (
+            ("learning_rate", self.learning_rate > 0, "a number > 0"),
+            ("warmup", 0 <= self.warmup < 1, "a number in [0, 1)"),
+            ("clip", self.clip > 0, "a number > 0"),
+            ("weight_decay", self.weight_decay >= 0, "a number >= 0"),
+        ):
+            if not fits:
+                raise ConfigError(f"{name}: got {getattr(self, name)!r}, expected {expected}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 0, 1, ...: linear warm-up, then half a cosine down to zero."""
+        warm = round(self.warmup * self.steps)
+        if step < warm:
+            return self.learning_rate * (step + 1) / warm
+        done = (step - warm) / max(1, self.steps - warm)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step saw. Shares are of supervised rows; `recall` bounds what the selector can reach."""
+
+    step: int
+    loss: float
+    base: float
+    selector: float
+    top1: float
+    recall: float
+    selected: float
+    rate: float
+    gradient: float
+
+
+class Trainer:
+    """One training run.
+
+    Args:
+        target: frozen; its taps are computed as documents come.
+        drafter: from `new_drafter`, or with loaded weights; trained in place. Not prepared for inference.
+        documents: with at least one anchor each; others are left out, see `useful`.
+    Raises:
+        ConfigError: no document has anything to learn.
+    """
+
+    def __init__(self, target: Target, drafter: DraftModel, documents: Sequence[Document], settings: TrainSettings):
+        self.target, self.drafter, self.settings = target, drafter, settings
+        self.useful = [document for document in documents if _has_anchor(document)]
+        if not self.useful:
+            raise ConfigError(f"documents: got {len(documents)} without two supervised tokens in a row, expected some")
+        self.step_number = 0
+        self._optimizer = optim.AdamW(
+            learning_rate=settings.learning_rate, betas=[0.9, 0.95], weight_decay=settings.weight_decay
+        )
+        self._optimizer.init(drafter.trainable_parameters())
+        self._gradients = nn.value_and_grad(drafter, self._loss)
+
+    def step(self) -> StepReport:
+        """Learn from the next `sequences` documents."""
+        number, count = self.step_number, self.settings.sequences
+        total: Any = None
+        sums = np.zeros(6)
+        for index in range(count):
+            taps, blocks = self._prepare(number, index)
+            (_, parts), gradients = self._gradients(taps, blocks)
+            scaled = tree_map(lambda gradient: gradient / count, gradients)
+            total = scaled if total is None else tree_map(mx.add, total, scaled)
+            mx.eval(total, list(vars(parts).values()))  # one sequence's graph at a time
+            sums += np.array([array.item() for array in vars(parts).values()])
+        total, norm = optim.clip_grad_norm(total, self.settings.clip)
+        rate = self.settings.rate(number)
+        self._optimizer.learning_rate = rate
+        self._optimizer.update(self.drafter, total)
+        mx.eval(self.drafter.parameters(), self._optimizer.state, norm)
+        self.step_number += 1
+        base, selector, asked, first, recalled, selected = sums.tolist()
+        shares = (first / asked, recalled / asked, selected / asked)
+        loss = (base + selector) / count
+        return StepReport(number, loss, base / count, selector / count, *shares, rate, norm.item())
+
+    def _prepare(self, step: int, index: int) -> tuple[mx.array, BlockBatch]:
+        """Taps of the target and the blocks of one document of a step."""
+        serial = step * self.settings.sequences + index
+        epoch, place = divmod(serial, len(self.useful))
+        order = np.random.default_rng((self.settings.seed, 1, epoch)).permutation(len(self.useful))
+        document = self.useful[order[place]]
+        rng = np.random.default_rng((self.settings.seed, 2, serial))
+        anchors = sample_anchors(document.supervised, self.settings.anchors, rng)
+        blocks = block_batch(document.tokens, document.supervised, anchors, self.drafter.config.block_size)
+        ids = mx.array(document.tokens[None], dtype=mx.int32)
+        out = self.target.forward(
+            ids, self.target.new_state(1), taps=self.drafter.config.target_layer_ids, last_only=True
+        )
+        assert out.taps is not None
+        taps = mx.stop_gradient(out.taps)
+        mx.eval(taps)
+        return taps, blocks
+
+    def _loss(self, taps: mx.array, blocks: BlockBatch) -> tuple[mx.array, LossParts]:
+        drafter, target = self.drafter, self.target
+        embeddings = drafter.block_embeddings(mx.array(blocks.tokens), drafter.config.block_size, target)
+        hidden = block_hidden(drafter, taps, embeddings, mx.array(blocks.anchors))[:, 1:]
+        parts = block_losses(
+            drafter,
+            hidden,
+            target.head(hidden.astype(embeddings.dtype)),
+            mx.array(blocks.labels),
+            mx.array(blocks.supervised),
+            mx.array(blocks.previous),
+        )
+        return parts.total, parts
+
+    # Checkpoints.
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint below `folder`; an unfinished one is never taken for a whole one."""
+        whole = folder / f"step-{self.step_number:07d}"
+        partial = whole.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        mx.save_safetensors(str(partial / "drafter.safetensors"), dict(tree_flatten(self.drafter.parameters())))
+        mx.save_safetensors(str(partial / "optimizer.safetensors"), dict(tree_flatten(self._optimizer.state)))
+        state = {"step": self.step_number, "settings": asdict(self.settings), "documents": len(self.useful)}
+        (partial / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        shutil.rmtree(whole, ignore_errors=True)
+        partial.rename(whole)
+        for old in _checkpoints(folder)[:-_KEPT]:
+            shutil.rmtree(old)
+        return whole
+
+    def resume(self, folder: Path) -> bool:
+        """Go on from the newest checkpoint below `folder`; False when there is none.
+
+        Raises:
+            ConfigError: it was made with other settings or documents, named.
+            CheckpointError: it cannot be read.
+        """
+        found = _checkpoints(folder)
+        if not found:
+            return False
+        newest = found[-1]
+        try:
+            state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+            weights: Any = mx.load(str(newest / "drafter.safetensors"))
+            moments: Any = mx.load(str(newest / "optimizer.safetensors"))
+        except (OSError, ValueError, RuntimeError) as error:
+            line = " ".join(str(error).split())
+            raise CheckpointError(f"{newest}: got an unreadable checkpoint ({line}), expected a whole one") from None
+        now = {**asdict(self.settings), "documents": len(self.useful)}
+        then = {**state["settings"], "documents": state["documents"]}
+        for name, value in now.items():
+            if then.get(name) != value:
+                raise ConfigError(f"{name}: got {value!r}, expected {then.get(name)!r} as in {newest.name}")
+        self.drafter.load_weights(list(weights.items()))
+        self._optimizer.state = tree_unflatten(list(moments.items()))
+        self.step_number = state["step"]
+        mx.eval(self.drafter.parameters(), self._optimizer.state)
+        return True
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step-*") if path.suffix != ".partial")
+
+
+def _has_anchor(document: Document) -> bool:
+    return bool((document.supervised[:-1] & document.supervised[1:]).any())

@@ -1,0 +1,151 @@
+"""A tiny drafter learns, a killed run goes on exactly, and the result is a checkpoint like any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+import dflash2_mlx as d2
+from dflash2_mlx.rounds import Request
+from dflash2_mlx.session import DFlash2Session
+from dflash2_mlx.training import Document, Trainer, TrainSettings, export_drafter, new_drafter
+from tests.runs import PROMPT, lively_reply, lively_target, run
+from tests.tiny import drafter_config
+
+FAMILY = "qwen3"
+SETTINGS = TrainSettings(steps=30, sequences=2, anchors=16, learning_rate=5e-3)
+
+
+def document(length: int = 80, first: int = 4) -> Document:
+    """The target's own text, which is what a drafter must predict."""
+    tokens = np.array([*PROMPT, *lively_reply(FAMILY, max_tokens=length)], dtype=np.int32)
+    supervised = np.arange(len(tokens)) >= first
+    return Document(tokens, supervised)
+
+
+def trainer(settings: TrainSettings = SETTINGS, **changes: object) -> Trainer:
+    drafter = new_drafter(drafter_config(**changes), seed=3)
+    return Trainer(lively_target(FAMILY), drafter, [document(), document(40, first=10)], settings)
+
+
+def weights(run: Trainer) -> dict[str, np.ndarray]:
+    return {name: np.array(array) for name, array in tree_flatten(run.drafter.parameters())}
+
+
+def test_an_untrained_drafter_is_a_dflash_drafter():
+    drafter = new_drafter(drafter_config(), seed=1)
+    for layer in drafter.layers:
+        x = mx.random.normal((2, 5, 64))
+        mixed, delta = layer.mlp_conv.prepare(x)
+        stream, _ = layer.mlp_conv.finish(x, delta, mx.zeros_like(x), layer.input_layernorm)
+        assert mx.array_equal(mixed, x) and mx.array_equal(stream, x)
+    assert not mx.any(drafter.candidate_selector.successor_codebook).item()
+
+
+def test_initial_weights_depend_on_the_seed_only():
+    one, same, other = (dict(tree_flatten(new_drafter(drafter_config(), seed=seed).parameters())) for seed in (1, 1, 2))
+    assert all(mx.array_equal(one[name], same[name]) for name in one)
+    assert not mx.array_equal(one["fc.weight"], other["fc.weight"])
+
+
+@pytest.mark.parametrize("changes", [{}, {"architectures": ["DFlashDraftModel"]}, {"output_multiplier": 0.5}])
+def test_the_loss_falls_and_drafts_are_accepted(changes):
+    run_ = trainer(**changes)
+    reports = [run_.step() for _ in range(SETTINGS.steps)]
+    assert [report.step for report in reports] == list(range(SETTINGS.steps))
+    assert reports[-1].loss < 0.95 * reports[0].loss  # the tiny head spans few logits: loss says less than top-1
+    assert reports[-1].top1 > 0.5 > reports[0].top1 and reports[-1].recall >= reports[-1].top1
+    assert all(np.isfinite([report.loss, report.gradient]).all() for report in reports)
+    text = lively_reply(FAMILY, max_tokens=60)
+    reply = run(DFlash2Session(lively_target(FAMILY), run_.drafter), Request(PROMPT, 60, width=5))
+    assert reply.tokens == list(text)
+    committed = [len(result.tokens) for result in reply.rounds]
+    assert sum(committed) / len(committed) > 1.5
+
+
+def test_a_run_goes_on_exactly_where_it_was(tmp_path: Path):
+    whole = trainer()
+    curve = [whole.step() for _ in range(8)]
+    first = trainer()
+    for _ in range(5):
+        first.step()
+    first.save(tmp_path)
+    again = trainer()
+    assert again.resume(tmp_path) and again.step_number == 5
+    assert [again.step() for _ in range(3)] == curve[5:]
+    for name, array in weights(whole).items():
+        np.testing.assert_array_equal(weights(again)[name], array, err_msg=name)
+
+
+def test_without_a_checkpoint_a_run_starts_afresh(tmp_path: Path):
+    (tmp_path / "step-0000009.partial").mkdir()  # killed while it was written
+    assert not trainer().resume(tmp_path)
+
+
+def test_old_checkpoints_go(tmp_path: Path):
+    run_ = trainer()
+    for _ in range(4):
+        run_.step()
+        run_.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000003", "step-0000004"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 1e-3), ("seed", 5), ("sequences", 3), ("steps", 31)])
+def test_other_settings_do_not_continue_a_run(tmp_path: Path, name: str, value: float):
+    trainer().save(tmp_path)
+    with pytest.raises(d2.ConfigError, match=f"{name}: got {value}, expected .* as in step-0000000"):
+        trainer(replace(SETTINGS, **{name: value})).resume(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path):
+    saved = trainer().save(tmp_path)
+    (saved / "optimizer.safetensors").write_bytes(b"cut")
+    with pytest.raises(d2.CheckpointError, match="step-0000000: got an unreadable checkpoint"):
+        trainer().resume(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_the_result_is_a_checkpoint_like_any_other(tmp_path: Path, dtype: mx.Dtype):
+    run_ = trainer()
+    run_.step()
+    export_drafter(tmp_path, drafter_config(), run_.drafter, dtype=dtype)
+    loaded = d2.load_drafter(tmp_path)
+    assert loaded.config == run_.drafter.config
+    stored = mx.load(str(tmp_path / "model.safetensors"))
+    for name, array in tree_flatten(run_.drafter.parameters()):
+        assert stored[name].dtype == dtype and mx.array_equal(stored[name], array.astype(dtype)), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": 0}, "steps: got 0"),
+        ({"steps": True}, "steps: got True"),
+        ({"learning_rate": 0.0}, "learning_rate: got 0.0"),
+        ({"warmup": 1.0}, "warmup: got 1.0"),
+        ({"clip": -1.0}, "clip: got -1.0"),
+        ({"anchors": 0}, "anchors: got 0"),
+    ],
+)
+def test_impossible_settings(changes: dict[str, float], words: str):
+    with pytest.raises(d2.ConfigError, match=words):
+        replace(SETTINGS, **changes)
+
+
+def test_the_rate_warms_up_and_falls_to_zero():
+    settings = TrainSettings(steps=100, learning_rate=1.0, warmup=0.1)
+    rates = [settings.rate(step) for step in range(101)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0)
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[100] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_nothing_to_learn_is_refused():
+    empty = Document(np.array([1, 2, 3]), np.array([False, True, False]))
+    with pytest.raises(d2.ConfigError, match="documents: got 1 without"):
+        Trainer(lively_target(FAMILY), new_drafter(drafter_config()), [empty], SETTINGS)
