@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Engine:
     """Loaded weights and tokenizer; never changed, shared by any number of sessions.
 
     `row_cost_note` is set where this back-end makes a row cost about the same alone or in a block, so that
-    acceptance can be read but speed cannot.
+    acceptance can be read but speed cannot. `target_config` is the target's parsed `config.json`.
     """
 
     target: Target
@@ -55,6 +55,7 @@ class Engine:
     drafter_name: str | None
     stop_token_ids: frozenset[int]
     row_cost_note: str | None = None
+    target_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def block_size(self) -> int | None:
@@ -125,6 +126,7 @@ def load(
         drafter_name=drafter_name,
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
+        target_config=config,
     )
 
 

@@ -42,6 +42,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
-        inspect.Parameter(item.name, KEYWORD, default=item.default, annotation=hints[item.name])
+        inspect.Parameter(item.name, KEYWORD, default=_default(item), annotation=hints[item.name])
         for item in dataclasses.fields(group)
     ]
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    """A field without a default becomes an option that must be given."""
+    return inspect.Parameter.empty if item.default is dataclasses.MISSING else item.default

@@ -1,0 +1,143 @@
+"""A whole training run: steps, log, checkpoints, validation by real decoding, and the finished checkpoint.
+
+Owns: what lies in the output folder (`checkpoints/`, `train.jsonl`, then `config.json`, `model.safetensors` and
+`README.md`) and when it is written. The caller asks for one event after the other and may stop at any time; the same
+call goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ..drafter.model import DraftModel
+from ..load import Engine
+from ..rounds import Request
+from ..runtime import owner
+from ..session import DFlash2Session
+from ..stats import GenerationStats, RoundResult
+from ..targets.base import Target
+from .export import export_drafter
+from .initial import new_drafter
+from .trainer import Document, StepReport, Trainer, TrainSettings
+
+VALIDATION_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class TrainEvent:
+    """One step, and the acceptance length where this step was followed by a validation.
+
+    `resumed` is the step the run went on from; 0 for a new one.
+    """
+
+    report: StepReport
+    steps: int
+    seconds: float
+    acceptance_length: float | None
+    resumed: int
+
+
+def train(
+    engine: Engine,
+    raw_config: Mapping[str, Any],
+    documents: Sequence[Document],
+    settings: TrainSettings,
+    folder: Path,
+    *,
+    validation: Sequence[Document] = (),
+    every: int = 200,
+    notes: Mapping[str, str] | None = None,
+) -> Iterator[TrainEvent]:
+    """Train a drafter for the engine's target.
+
+    Args:
+        raw_config: from `DrafterShape.config`, or an existing drafter's.
+        folder: what the run writes; going on needs the same settings and documents.
+        validation: documents that are decoded, not learned, every `every` steps and at the end.
+        every: steps between checkpoints.
+        notes: lines for the README of the result, such as where the data came from.
+    Raises:
+        ConfigError, CheckpointError: see `Trainer`.
+    """
+    checkpoints, log = folder / "checkpoints", folder / "train.jsonl"
+
+    def begin() -> Trainer:
+        run = Trainer(engine.target, new_drafter(raw_config, seed=settings.seed), documents, settings)
+        run.resume(checkpoints)
+        return run
+
+    run = owner().call(begin)
+    resumed = run.step_number
+    folder.mkdir(parents=True, exist_ok=True)
+    _cut_log(log, resumed)
+    while run.step_number < settings.steps:
+        began = time.perf_counter()
+        report = owner().call(run.step)
+        last = run.step_number == settings.steps
+        acceptance = None
+        if last or run.step_number % every == 0:
+            owner().call(lambda: run.save(checkpoints))
+            if validation:
+                acceptance = owner().call(lambda: acceptance_length(engine.target, run.drafter, validation))
+        event = TrainEvent(report, settings.steps, time.perf_counter() - began, acceptance, resumed)
+        with log.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({**asdict(report), "acceptance_length": acceptance}) + "\n")
+        yield event
+    owner().call(lambda: export_drafter(folder, raw_config, run.drafter, dtype=mx.bfloat16))
+    (folder / "README.md").write_text(_readme(log, settings, notes or {}), encoding="utf-8")
+    shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def acceptance_length(target: Target, drafter: DraftModel, documents: Sequence[Document]) -> float | None:
+    """Committed tokens per round over greedy replies to the documents' beginnings; runs on the owner thread.
+
+    A document's beginning is what comes before its first supervised token, or its first quarter where all are.
+    """
+    stats = GenerationStats("dflash2", drafter.config.block_size)
+    for document in documents:
+        first = int(document.supervised.argmax()) or max(1, len(document.tokens) // 4)
+        session = DFlash2Session(target, drafter)
+        session.begin(Request(document.tokens[:first].tolist(), VALIDATION_TOKENS, width=drafter.config.block_size))
+        while session.finish_reason is None:
+            result = session.step()
+            if isinstance(result, RoundResult):
+                stats.add(result)
+        session.finish()
+    return stats.acceptance_length
+
+
+def _cut_log(log: Path, step: int) -> None:
+    """Leave out what was logged after the checkpoint that the run goes on from."""
+    if not log.is_file():
+        return
+    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
+    log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] < step), encoding="utf-8")
+
+
+def _readme(log: Path, settings: TrainSettings, notes: Mapping[str, str]) -> str:
+    last = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    rows = {
+        **notes,
+        "steps": str(settings.steps),
+        "sequences per step": str(settings.sequences),
+        "blocks per sequence": str(settings.anchors),
+        "learning rate": f"{settings.learning_rate:g}",
+        "loss of the last step": f"{last['loss']:.3f}",
+        "top-1 of the backbone": f"{last['top1']:.3f}",
+        "candidate recall": f"{last['recall']:.3f}",
+        "top-1 of the selector": f"{last['selected']:.3f}",
+    }
+    if last["acceptance_length"] is not None:
+        rows["acceptance length on validation texts"] = f"{last['acceptance_length']:.2f}"
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return (
+        f"# A DFlash drafter\n\nTrained with dflash2-mlx; `train.jsonl` has every step.\n\n| | |\n|---|---|\n{table}\n"
+    )
