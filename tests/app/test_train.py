@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,20 @@ def test_a_drafter_is_trained_and_used(run: Run, data: Path, tmp_path: Path) -> 
     ran = run("train", data, "--output", folder, "--validation", data, "--block-size", "4", *SMALL)
     assert ran.code == 0, ran.err
     assert ran.out == "" and "step 2 of 2 · loss" in ran.err and "acceptance" in ran.err
+    assert (folder / "train.png").read_bytes().startswith(b"\x89PNG")
     used = run("generate", "import os", "--drafter", folder, "--max-tokens", "6", "--json")
     assert json.loads(used.out)["block_size"] == 4
     again = run("train", data, "--output", folder, *SMALL)
     assert again.code == 2 and "expected a folder without a finished drafter" in again.error
+
+
+def test_without_matplotlib_the_run_ends_well_and_says_so(
+    run: Run, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    ran = run("train", data, "--output", tmp_path / "drafter", *SMALL)
+    assert ran.code == 0 and "no picture of the run: matplotlib is not installed" in ran.err
+    assert not (tmp_path / "drafter" / "train.png").exists()
 
 
 def test_a_dry_run_says_what_would_be_done(run: Run, data: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import UsageError
 from ..output import Output, is_terminal
+from ..plots import draw_training
 from .grouping import grouped
 from .options import MINI, valued
 from .parsers import filled, integer, number, one_of
@@ -110,6 +111,7 @@ def train(
             engine, config, documents, settings, data.output, validation=held_out, every=steps.every, notes=notes
         )
         _follow(out, events)
+        _draw(out, data.output)
         out.note(f"written to {data.output}; --drafter {data.output} uses it")
 
 
@@ -126,6 +128,14 @@ def _plan(config: dict[str, Any], documents: list[training.Document], settings: 
         f"{memory:.2f} GB beside the target · {len(documents)} documents, {tokens} tokens, {learned} learned · "
         f"{settings.steps} steps of {settings.sequences} sequences"
     )
+
+
+def _draw(out: Output, folder: Path) -> None:
+    """Leave a picture of the run beside its log."""
+    try:
+        draw_training(folder / "train.jsonl", folder / "train.png")
+    except ImportError:
+        out.note("no picture of the run: matplotlib is not installed (pip install 'dflash2-mlx[train]')")
 
 
 def _follow(out: Output, events: Any) -> None:
