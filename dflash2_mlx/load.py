@@ -9,7 +9,6 @@ Reference: DFlash 2 specification 2.4 (loader checks).
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
@@ -29,7 +28,8 @@ from .errors import CheckpointError, ConfigError, PairError
 from .layout import on_cpu, store_for_device
 from .runtime import owner
 from .targets.base import Target
-from .targets.registry import describe_quantization, family_of, make_target, text_config
+from .targets.config import check_target
+from .targets.registry import describe_quantization, make_target, text_config
 from .weights import check_draft_bits, check_drafter_files, load_drafter_weights, read_headers
 
 MINI = "mini"
@@ -208,15 +208,7 @@ def check_target_config(config: Mapping[str, Any]) -> None:
     for name in architectures:
         if name in _DRAFTER_ARCHITECTURES:
             raise PairError(f"target: got a drafter ({name}), expected a language model; pass it as drafter")
-    family_of(config)
-    text = text_config(config)
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        value = text.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"target {key}: got {value!r}, expected an integer >= 1")
-    eps = text.get("rms_norm_eps", 0.0)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
-        raise ConfigError(f"target rms_norm_eps: got {eps!r}, expected a number >= 0")
+    check_target(config)
 
 
 def _layers_of(config: Mapping[str, Any]) -> int:
@@ -271,7 +263,19 @@ def _load_target(folder: Path, target_dtype: str) -> Any:
     elif target_dtype == "bfloat16":
         _cast_model(model, mx.bfloat16)
     store_for_device(model)
+    _check_finite(model, folder)
     return model
+
+
+def _check_finite(model: Any, folder: Path) -> None:
+    """Refuse vectors (norms, biases, scales of decay) with numbers that would spoil every token; reads little."""
+    vectors: Any = tree_flatten(model.parameters())
+    small = {name: array for name, array in vectors if array.ndim == 1 and mx.issubdtype(array.dtype, mx.floating)}
+    fine = {name: mx.isfinite(array).all() for name, array in small.items()}
+    mx.eval(list(fine.values()))
+    for name, good in fine.items():
+        if not good.item():
+            raise CheckpointError(f"{folder}: got a number that is not finite in {name}, expected finite weights")
 
 
 def _cast_model(model: Any, dtype: mx.Dtype) -> None:
@@ -330,8 +334,12 @@ def _row_cost_note(quantization: str | None, target_dtype: str) -> str | None:
         return None
     if quantization is not None and target_dtype != "float32":
         return (
-            f"on MLX's CPU back-end a {quantization} row costs the same alone or in a block: read acceptance, not speed"
+            f"on MLX's CPU back-end a block of {quantization} rows costs about as much as they do one by one: "
+            "read acceptance, not speed"
         )
     if "openblas" not in os.environ.get("LD_PRELOAD", ""):
-        return "with MLX's own CPU matmul a row costs the same alone or in a block: read acceptance, not speed"
+        return (
+            "with MLX's own CPU matmul a block of rows costs about as much as they do one by one: "
+            "read acceptance, not speed"
+        )
     return None

@@ -12,6 +12,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -139,3 +140,11 @@ def test_with_metal_kernels_a_draft_pass_takes_half(metal: KernelStandIn):
     assert metal.calls == kernels
     taken = counted - kernels * COSTS["Concatenate"] + kernels
     assert 80 < taken <= MOST_WITH_METAL
+
+
+def test_the_documents_tell_the_very_numbers(request: pytest.FixtureRequest):
+    twins = draft_pass()
+    metal: KernelStandIn = request.getfixturevalue("metal")
+    kernels = draft_pass() - metal.calls * COSTS["Concatenate"] + metal.calls
+    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert f"({twins} by twins, {kernels} by" in text

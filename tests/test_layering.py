@@ -52,6 +52,7 @@ LIBRARY = [
     "targets.qwen3_5",
     "targets.muse_glimmer",
     "targets.registry",
+    "targets.config",
     "targets",
     "load",
     "stats",

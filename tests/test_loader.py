@@ -205,6 +205,38 @@ def test_draft_bits_without_a_drafter(pair):
 # Targets that cannot be loaded.
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_theta", math.nan),
+        ("rope_theta", math.inf),
+        ("rope_theta", -5.0),
+        ("rope_theta", 0),
+        ("rope_parameters", {"rope_theta": math.nan}),
+        ("hidden_act", "gelu"),
+        ("use_sliding_window", True),
+        ("max_position_embeddings", 0),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", math.nan),
+        ("head_dim", -1),
+        ("intermediate_size", "96"),
+    ],
+)
+def test_target_settings_that_mlx_lm_would_not_follow(own_pair, key, value):
+    edit(own_pair / "target", lambda raw: raw.update({key: value}))
+    stops(d2.ConfigError, f"target {key}", "expected", target=own_pair / "target", drafter=own_pair / "drafter")
+
+
+def test_a_norm_weight_that_is_not_finite(own_pair):
+    file = own_pair / "target" / "model.safetensors"
+    weights = mx.load(str(file))
+    name = "model.layers.1.input_layernorm.weight"
+    mx.save_safetensors(str(file), {**weights, name: mx.full(weights[name].shape, math.nan)}, {"format": "mlx"})
+    with pytest.raises(d2.CheckpointError) as caught:
+        d2.load(own_pair / "target", own_pair / "drafter")
+    mentions(caught.value, "not finite", name)
+
+
 @pytest.mark.parametrize("eps", [math.nan, math.inf, -1e-6, "1e-6", None, True])
 def test_a_norm_that_would_spoil_every_number(own_pair, eps):
     edit(own_pair / "target", lambda raw: raw.update(rms_norm_eps=eps))

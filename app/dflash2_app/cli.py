@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     use_lossy_encoding()
     # Its warnings (a prompt longer than the context) repeat, at length, what our errors say in one line.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # our error line says what its warnings say
     try:
         code = app(arguments, prog_name=NAME, standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -94,6 +94,8 @@ def one_line(text: str) -> str:
 def _describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"output: {error.strerror.lower()}"
     if isinstance(error, MemoryError):
         return "not enough memory"
     return one_line(str(error)) or type(error).__name__

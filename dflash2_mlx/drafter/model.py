@@ -19,7 +19,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
-from ..kernels._dispatch import dispatcher
+from ..kernels._dispatch import KERNELS, dispatcher
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
@@ -285,9 +285,14 @@ class DraftModel(nn.Module):
     def compile_for_inference(self) -> None:
         """Join weights that share an input and compile the passes; no training after this.
 
+        Raises:
+            ConfigError: `DFLASH2_KERNELS` cannot be read, or asks for Metal where there is none.
+
         The weights become constants of the graphs. K and V weights are kept twice, once beside the queries and
         once for the context rows of all layers.
         """
+        for name in KERNELS:
+            dispatcher().wants_metal(name)  # an impossible wish is refused here, not in the middle of a reply
         for layer in self.layers:
             layer.self_attn.join_weights()
             layer.attention_conv.freeze_base()

@@ -115,7 +115,8 @@ class Dispatcher:
         if wanted == MLX:
             return KernelState(name, wanted, MLX, tested, None)
         if self.factory is None:
-            return KernelState(name, wanted, MLX, tested, "MLX has no Metal here")
+            asked = ", though it was asked for by name" if wanted == METAL else ""
+            return KernelState(name, wanted, MLX, tested, f"MLX has no Metal here{asked}")
         reason = self._failures.get(name)
         return KernelState(name, wanted, METAL if reason is None else MLX, tested, reason)
 

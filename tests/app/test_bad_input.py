@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dflash2_mlx as d2
+from dflash2_app.cli import main
 
 from . import fake_library
 from .conftest import ROOT, Run, environment
@@ -56,6 +57,8 @@ REFUSED = [
     (["generate", "x", "--chat-template-args", "[1]"], "--chat-template-args: got '[1]', expected a JSON object"),
     (["generate", "x", "--no-chat-template", "--system", "s"], "--system: got it beside --no-chat-template"),
     (["generate", "x", "--output", "missing/reply.txt"], "--output: got 'missing/reply.txt', expected a writable file"),
+    (["generate", "x", "--output", ""], "--output: got '', expected at least one character"),
+    (["doctor", "--quick", "--model", "m"], "--quick: got it beside --model or --drafter, expected one of the two"),
     (["generate", "x", "--output", "."], "--output: got '.', expected a writable file (is a directory)"),
     (["demo", "--drafter", "none"], "--drafter: got none, expected the drafter"),
     (["demo", "--model", "m"], "--drafter: got none, expected the drafter"),
@@ -116,6 +119,7 @@ def test_no_prompt_at_a_terminal(run: Run, library: FakeLibrary, monkeypatch: py
         (d2.CheckpointError("model.safetensors: got\n12 bytes"), "model.safetensors: got 12 bytes", "--model"),
         (d2.ConfigError("rope_theta: got None, expected a value"), "rope_theta: got None, expected a value", ""),
         (FileNotFoundError(2, "No such file or directory", "/x/y"), "/x/y: no such file or directory", ""),
+        (OSError(28, "No space left on device"), "output: no space left on device", ""),
         (MemoryError(), "not enough memory", "--draft-bits"),
         (ImportError("libmlx.so: cannot open"), "libmlx.so: cannot open", "pip install"),
         (RuntimeError("who knows\nwhat"), "unexpected RuntimeError: who knows what", "DFLASH2_DEBUG=1"),
@@ -164,6 +168,11 @@ def test_a_real_interrupt_exits_with_130() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_closed_standard_input_is_no_prompt(run: Run, library: FakeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate"]) == 2 and library.loads == []
 
 
 def test_an_interrupt_while_python_still_imports() -> None:

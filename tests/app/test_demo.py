@@ -25,7 +25,7 @@ from .conftest import ROOT, Run, environment
 from .fake_library import REPLY, Engine, FakeLibrary
 
 STATS = d2.GenerationStats("dflash2", 4)
-NOTE = "a row costs the same alone or in a block: read acceptance, not speed"
+NOTE = "costs about as much as they do one by one: read acceptance, not speed"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

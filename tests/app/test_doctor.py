@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
+
+from dflash2_mlx.kernels import _dispatch
 
 from .conftest import Run
 
@@ -48,12 +52,38 @@ def test_json_is_for_bug_reports(run: Run) -> None:
 
 
 def test_a_variable_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dflash2_mlx.kernels import _dispatch
-
     _dispatch.dispatcher.cache_clear()
     monkeypatch.setenv("DFLASH2_KERNELS", "fast")
     ran = run("doctor", "--quick")
     assert ran.code == 1 and ran.error.startswith("DFLASH2_KERNELS: got 'fast', expected auto, mlx, metal")
+
+
+@pytest.fixture
+def metal_by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if mx.metal.is_available():
+        pytest.skip("there is Metal here")
+    monkeypatch.setenv("DFLASH2_KERNELS", "select_walk=metal")
+    _dispatch.dispatcher.cache_clear()
+    yield
+    _dispatch.dispatcher.cache_clear()
+
+
+def test_metal_that_is_not_there_is_reported_and_an_error(run: Run, metal_by_name: None) -> None:
+    quick = run("doctor", "--quick")
+    assert quick.code == 0 and "MLX has no Metal here, though it was asked for by name" in quick.out
+    ran = run("doctor", "--json")
+    assert ran.code == 1 and ran.error.startswith("DFLASH2_KERNELS: got metal for select_walk")
+    found = json.loads(ran.out)
+    assert found["problem"] == ran.error and found["machine"]["backend"]
+    reply = run("generate", "x", "--max-tokens", "3")
+    assert reply.code == 1 and reply.out == "" and reply.error == ran.error
+
+
+def test_a_busy_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 1.0, 1.0))
+    assert "caution    99.0 processes want to run" in run("doctor", "--rows", "2").out
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 1.0, 1.0))
+    assert "caution" not in run("doctor", "--rows", "2").out
 
 
 @pytest.mark.parametrize("rows", ["1", "17", "x"])

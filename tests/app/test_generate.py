@@ -194,3 +194,28 @@ def test_a_failed_run_leaves_files_as_they_were(run: Run, library: FakeLibrary, 
         assert run("generate", "x", "--output", file).code == 1
     assert old.read_text(encoding="utf-8") == "kept"
     assert not new.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "notes"),
+    [
+        (["--plain", "--block-size", "4"], ["--block-size has no effect without drafting"]),
+        (["--drafter", "none", "--block-size", "3"], ["--block-size has no effect without drafting"]),
+        (["--plain", "--draft-bits", "4"], ["--draft-bits has no effect without drafting"]),
+        (
+            ["--plain", "--temperature", "1", "--lossless-mode", "coupled"],
+            ["--lossless-mode has no effect without drafting"],
+        ),
+        (["--seed", "3"], ["--seed has no effect at --temperature 0"]),
+        (["--seed", "3", "--temperature", "1", "--block-size", "4"], []),
+    ],
+)
+def test_options_that_do_nothing_are_named(run: Run, library: FakeLibrary, flags: list[str], notes: list[str]) -> None:
+    told = [
+        line.removeprefix("note: ") for line in run("generate", "x", *flags).err.splitlines() if "no effect" in line
+    ]
+    assert told == notes
+
+
+def test_one_token_is_one_token(run: Run, library: FakeLibrary) -> None:
+    assert "1 token in" in run("generate", "x", "--max-tokens", "1").err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import UsageError
 from ..output import Output
 from .demo import DEFAULT_CODE, DEFAULT_QUESTION
 from .grouping import grouped
@@ -36,11 +38,24 @@ def doctor(
 ) -> None:
     """Check this machine, time the passes of a pair, and recommend a block size."""
     with Output() as out:
-        found = _look(out) if quick else _examine(models, out, rows)
+        if quick and (models.model or models.drafter):
+            raise UsageError("--quick: got it beside --model or --drafter, expected one of the two: it loads no model")
+        import dflash2_mlx as d2
+
+        found = _look(out)
+        problem: d2.Dflash2Error | None = None
+        if not quick:
+            try:
+                _examine(found, models, out, rows)
+            except d2.Dflash2Error as error:  # what was found out without the pair is worth telling
+                problem = error
+                found["problem"] = str(error)
         if json:
             out.json(found)
         else:
             out.data("\n".join(_lines(found)) + "\n")
+        if problem is not None:
+            raise problem
 
 
 def _look(out: Output) -> dict[str, Any]:
@@ -57,14 +72,24 @@ def _look(out: Output) -> dict[str, Any]:
         "kernels": [asdict(state) for state in analysis.kernel_states()],
         "kernel_times": [],
         "pair": None,
+        "problem": None,
+        "busy": _busy(),
         "cannot": _cannot(machine),
     }
 
 
-def _examine(models: ModelOptions, out: Output, rows: int) -> dict[str, Any]:
+def _busy() -> str | None:
+    """Whether others use this machine so much that timings mean little."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores / 2:
+        return None
+    return f"{load:.1f} processes want to run on {cores} cores: timings and advice are unreliable, measure again later"
+
+
+def _examine(found: dict[str, Any], models: ModelOptions, out: Output, rows: int) -> None:
+    """Add what needs a loaded pair and time."""
     from dflash2_mlx import analysis
 
-    found = _look(out)
     engine = models.load(out)
     if models.refuses_drafter:  # the embedded pair brings one along
         engine = replace(engine, drafter=None, drafter_name=None)
@@ -86,7 +111,6 @@ def _examine(models: ModelOptions, out: Output, rows: int) -> dict[str, Any]:
     if engine.drafter is not None:
         out.status("timing the kernels")
         found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
-    return found
 
 
 def _sample(engine: d2.Engine) -> str:
@@ -123,6 +147,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"time       {timed['name']:15} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
     if pair is not None:
         lines += ["", *_pair_lines(pair)]
+        if found["busy"]:
+            lines.append(f"caution    {found['busy']}")
     return [*lines, *(f"cannot     {text}" for text in found["cannot"])]
 
 
@@ -144,7 +170,7 @@ def _pair_lines(pair: dict[str, Any]) -> list[str]:
         lines.append(line)
     if pair["note"]:
         lines.append(f"note       {pair['note']}")
-    return [*lines, _advice(pair), ""]
+    return [*lines, _advice(pair)]
 
 
 def _advice(pair: dict[str, Any]) -> str:

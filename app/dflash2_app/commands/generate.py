@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
 from .options import ModelOptions, ReplyOptions, SamplingOptions, valued
-from .parsers import integer
+from .parsers import integer, path
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class OutputOptions:
             "--logprobs", "N", "With --json: log-probabilities of each token and N others", integer(0, MOST_LOGPROBS)
         ),
     ] = None
-    output: Annotated[Path | None, _output("--output", "FILE", "Write to a file instead of standard output", Path)] = (
+    output: Annotated[Path | None, _output("--output", "FILE", "Write to a file instead of standard output", path)] = (
         None
     )
     stats: Annotated[
@@ -76,8 +76,9 @@ def generate(
             chat_template=not prompts.no_chat_template,
             chat_template_kwargs=prompts.chat_template_args,
         )
-        for name in sampling.without_effect():
-            out.note(f"{name} has no effect at --temperature 0")
+        drafts = not plain and models.drafts
+        for note in [*sampling.without_effect(drafts=drafts), *_undrafted(models, reply, drafts)]:
+            out.note(note)
         engine = models.load(out, plain=plain)
         prompts.check(engine)
         if shown.json:
@@ -86,6 +87,12 @@ def generate(
             stats = _print_text(engine, text, config, out)
         if shown.stats:
             out.info(summary(stats))
+
+
+def _undrafted(models: ModelOptions, reply: ReplyOptions, drafts: bool) -> list[str]:
+    """Say which options of drafting were given although nothing is drafted."""
+    given = {"--block-size": reply.block_size is not None, "--draft-bits": models.draft_bits is not None}
+    return [f"{name} has no effect without drafting" for name, there in given.items() if there and not drafts]
 
 
 def _print_object(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
@@ -128,8 +135,9 @@ def _print_text(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, 
 
 def summary(stats: d2.GenerationStats) -> str:
     """Say in one line how a reply went."""
+    plural = "" if stats.generated_tokens == 1 else "s"
     parts = [
-        f"{stats.generated_tokens} tokens in {stats.decode_s:.2f} s",
+        f"{stats.generated_tokens} token{plural} in {stats.decode_s:.2f} s",
         f"prompt {stats.prompt_tokens} in {stats.prefill_s:.2f} s",
     ]
     if stats.tokens_per_second is not None:

@@ -182,14 +182,16 @@ class SamplingOptions:
             biases[item.token] = item.value
         return biases or None
 
-    def without_effect(self) -> list[str]:
-        """Name the options that were given and that do nothing at temperature 0."""
+    def without_effect(self, *, drafts: bool = True) -> list[str]:
+        """Say which options were given and do nothing, and why."""
         if self.temperature > 0:
-            return []
+            alone = self.lossless_mode is not None and not drafts
+            return ["--lossless-mode has no effect without drafting"] if alone else []
         filters = {
+            "--seed": self.seed is not None,
             "--top-p": self.top_p != 1.0,
             "--top-k": self.top_k != 0,
             "--min-p": self.min_p != 0.0,
             "--lossless-mode": self.lossless_mode is not None,
         }
-        return [name for name, given in filters.items() if given]
+        return [f"{name} has no effect at --temperature 0" for name, given in filters.items() if given]

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -81,6 +82,11 @@ def filled(given: str) -> str:
     if not given:
         raise refuse(given, "at least one character")
     return given
+
+
+def path(given: str | Path) -> Path:
+    """Parse a file or folder; an empty text would be the current one."""
+    return Path(filled(str(given)))
 
 
 def token_bias(given: str) -> TokenBias:

@@ -85,7 +85,7 @@ class PromptOptions:
 
 
 def _input_text() -> str:
-    if is_terminal(sys.stdin):
+    if sys.stdin is None or is_terminal(sys.stdin):
         raise UsageError("prompt: got none, expected an argument, --messages FILE or text on standard input")
     return _decoded("standard input", sys.stdin.buffer.read())
 

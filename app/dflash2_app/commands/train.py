@@ -14,7 +14,7 @@ from ..output import Output, is_terminal
 from ..plots import draw_training
 from .grouping import grouped
 from .options import MINI, valued
-from .parsers import filled, integer, number, one_of
+from .parsers import filled, integer, number, one_of, path
 
 if TYPE_CHECKING:
     from dflash2_mlx import training
@@ -30,12 +30,12 @@ _dtypes = ("auto", "bfloat16", "float32")
 class DataOptions:
     """What is learned from, and for which target."""
 
-    output: Annotated[Path, _data("--output", "FOLDER", "For the drafter; an unfinished run goes on", Path)]
+    output: Annotated[Path, _data("--output", "FOLDER", "For the drafter; an unfinished run goes on", path)]
     model: Annotated[str | None, _data("--model", "PATH|ID", "Target", filled, default="the embedded one")] = None
     target_dtype: Annotated[
         str, _data("--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes))
     ] = "auto"
-    validation: Annotated[Path | None, _data("--validation", "FILE", "JSONL that is decoded, not learned", Path)] = None
+    validation: Annotated[Path | None, _data("--validation", "FILE", "JSONL that is decoded, not learned", path)] = None
     max_length: Annotated[int, _data("--max-length", "N", "Tokens of a sequence", integer(8))] = 2048
 
 
