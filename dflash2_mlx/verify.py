@@ -13,7 +13,7 @@ import mlx.core as mx
 from . import rng
 from .acceptance import Acceptance, accept_greedy, accept_sampled
 from .config import SamplingConfig
-from .drafter.model import Proposal
+from .drafter.model import Proposal, SlotNoise
 from .kernels.top_candidates import top_candidates
 from .rng import Purpose
 from .sampling import NEVER, TokenHistory, bias_vector, log_probabilities, process_logits, token_log_probs
@@ -53,7 +53,7 @@ class TokenChooser:
         keys = self.keys
         if shared is not None:
             return lambda candidates: mx.take_along_axis(shared[:, :rows], candidates, axis=-1)
-        return lambda candidates: rng.gumbel(keys, Purpose.DRAFT, _predicted(start, rows), candidates.shape[-1])
+        return SlotNoise(lambda shape: rng.gumbel(keys, Purpose.DRAFT, _predicted(start, rows), shape[-1]))
 
     def choose(
         self,

@@ -19,7 +19,7 @@ import pytest
 
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.drafter import model as drafter_module
-from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.drafter.model import DraftModel, SlotNoise
 from dflash2_mlx.kernels import _dispatch
 from dflash2_mlx.kernels._dispatch import dispatcher
 from tests.tiny import HIDDEN, drafter_config, drafter_weights
@@ -105,7 +105,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_module, "on_cpu", lambda: False)
 
 
-def draft_pass(*, compiled: bool = True, **changes: object) -> int:
+def draft_pass(*, compiled: bool = True, noise: Callable[[mx.array], mx.array] | None = None, **changes: object) -> int:
     changes = {"num_hidden_layers": LAYERS, "layer_types": ["sliding_attention"] * LAYERS, "vocab_size": 300, **changes}
     config = DrafterConfig.from_dict(drafter_config(block_size=WIDTH, **changes))
     model = DraftModel(config)
@@ -115,7 +115,9 @@ def draft_pass(*, compiled: bool = True, **changes: object) -> int:
     context = model.new_context()
     context.reserve(WIDTH)
     mx.eval(model.parameters(), context.arrays())
-    counted = primitives(model.propose(mx.array([3]), context, WIDTH, Lent()).tokens)
+    temperature = 0.0 if noise is None else 1.0
+    drafted = model.propose(mx.array([3]), context, WIDTH, Lent(), temperature=temperature, noise=noise)
+    counted = primitives(drafted.tokens)
     return dispatches(counted) - LAYERS  # the second primitive of each attention stand-in
 
 
@@ -148,3 +150,13 @@ def test_the_documents_tell_the_very_numbers(request: pytest.FixtureRequest):
     kernels = draft_pass() - metal.calls * COSTS["Concatenate"] + metal.calls
     text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert f"({twins} by twins, {kernels} by" in text
+
+
+def test_a_sampled_selector_takes_as_few(metal: KernelStandIn):
+    # Noise by place needs no candidates: lists, gate and walk are three dispatches, as in a greedy pass.
+    greedy = draft_pass()
+    calls, metal.calls = metal.calls, 0
+    noise = mx.random.gumbel((1, WIDTH - 1, 6))
+    mx.eval(noise)
+    assert draft_pass(noise=SlotNoise(lambda shape: noise.reshape(shape))) <= greedy
+    assert metal.calls == calls

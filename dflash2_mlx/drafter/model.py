@@ -56,6 +56,16 @@ class Proposal:
     q: mx.array | None
 
 
+@dataclass(frozen=True)
+class SlotNoise:
+    """Noise that belongs to places in a list of candidates, whatever stands there: known before the candidates are."""
+
+    draw: Callable[[tuple[int, ...]], mx.array]
+
+    def __call__(self, candidates: mx.array) -> mx.array:
+        return self.draw(candidates.shape)
+
+
 class DraftModel(nn.Module):
     """A DFlash 2 drafter, or a DFlash v1 drafter (no convolution, no selector)."""
 
@@ -200,7 +210,8 @@ class DraftModel(nn.Module):
             anchor: [B] int32, last committed token; the context holds everything before it.
             width: rows of the block, 2..block_size.
             temperature: 0 walks greedily.
-            noise: candidates [B, N, K] -> Gumbel noise [B, N, K]; given exactly when temperature > 0.
+            noise: candidates [B, N, K] -> Gumbel noise [B, N, K]; given exactly when temperature > 0. A `SlotNoise`
+                spares merging the candidates before the walk does it.
         """
         context.reserve(width)
         drafted = context.buffers.run(self._pass_for(lender), anchor, context.length, width, noise is None)
@@ -208,7 +219,10 @@ class DraftModel(nn.Module):
             tokens, candidates, unary = drafted
             return Proposal(tokens, candidates, unary, None)
         values, ids, *gate = drafted
-        chosen = self._select(CandidateLists(values, ids), gate, anchor, temperature, noise(ids[:, :, 0]))
+        lists = CandidateLists(values, ids)
+        if not isinstance(noise, SlotNoise):
+            lists = lists.merged()
+        chosen = self._select(lists, gate, anchor, temperature, noise(lists.ids[:, :, 0]))
         return Proposal(chosen.tokens, chosen.candidates, chosen.unary, chosen.q)
 
     def _select(
@@ -269,7 +283,7 @@ class DraftModel(nn.Module):
         keys: list[mx.array],
         values: list[mx.array],
     ) -> Written[list[mx.array]]:
-        """From the anchor to tokens, candidates and logits (greedy), or to merged lists and gate (sampled)."""
+        """From the anchor to tokens, candidates and logits (greedy), or to lists of candidates and gate (sampled)."""
         embeddings = self.block_embeddings(anchor, width, lender)
         hidden, keys, values = self._block_pass(embeddings, start, base, keys, values)
         hidden = hidden[:, 1:]
@@ -279,8 +293,7 @@ class DraftModel(nn.Module):
         if greedy:
             chosen = self._select(lists, gate, anchor)
             return [chosen.tokens, chosen.candidates, chosen.unary], keys, values
-        merged = lists.merged()  # noise belongs to candidates, so they must be known before it is drawn
-        return [merged.values, merged.ids, *gate], keys, values
+        return [lists.values, lists.ids, *gate], keys, values
 
     def compile_for_inference(self) -> None:
         """Join weights that share an input and compile the passes; no training after this.

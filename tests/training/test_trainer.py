@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 import dflash2_mlx as d2
 from dflash2_mlx.rounds import Request
@@ -149,3 +149,33 @@ def test_nothing_to_learn_is_refused():
     empty = Document(np.array([1, 2, 3]), np.array([False, True, False]))
     with pytest.raises(d2.ConfigError, match="documents: got 1 without"):
         Trainer(lively_target(FAMILY), new_drafter(drafter_config()), [empty], SETTINGS)
+
+
+def test_every_step_draws_its_own_blocks():
+    run_ = trainer(replace(SETTINGS, anchors=5))
+    seen = {}
+    for step in range(6):
+        for index in range(2):
+            _, blocks = run_._prepare(step, index)
+            seen.setdefault(len(blocks.tokens), []).append(tuple(blocks.anchors.tolist()))
+    (draws,) = seen.values()
+    assert len(set(draws)) == len(draws) == 12
+    again = trainer(replace(SETTINGS, anchors=5))._prepare(4, 1)[1]
+    assert tuple(again.anchors.tolist()) == draws[9]
+
+
+def test_a_step_learns_from_the_mean_of_its_sequences():
+    alone, together = trainer(), trainer()
+    gradients = [alone._gradients(*alone._prepare(0, index))[1] for index in range(2)]
+    mean = tree_map(lambda one, two: (one + two) / 2, *gradients)
+    norm = sum((array**2).sum().item() for _, array in tree_flatten(mean)) ** 0.5
+    assert together.step().gradient == pytest.approx(norm, rel=1e-4)
+
+
+def test_a_step_is_clipped():
+    free, held = trainer(replace(SETTINGS, clip=1e9)), trainer(replace(SETTINGS, clip=1e-12))
+    before = weights(free)
+    for run_ in (free, held):
+        run_.step()
+    moved = [max(np.abs(weights(run_)[name] - before[name]).max() for name in before) for run_ in (free, held)]
+    assert moved[1] < 0.1 * moved[0]  # Adam divides by the gradient's size, but not by less than its epsilon
