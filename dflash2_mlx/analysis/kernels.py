@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..kernels._dispatch import KernelState, dispatcher
-from ..kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from ..kernels.conv_add_norm import conv_add_norm, conv_add_norm_twin
 from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.select_walk import Selector, select, select_twin
@@ -81,7 +81,7 @@ def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, 
         yield (
             "conv_add_norm",
             lambda: conv_add_norm(x, base, delta, x, weight, 1e-6),
-            lambda: add_norm(convolve(x, split, delta, AFTER), x, weight, 1e-6),
+            lambda: conv_add_norm_twin(x, split, delta, x, weight, 1e-6),
         )
     logits, k, vocab = random(1, rows - 1, config.vocab_size), config.selector_top_k, config.vocab_size
     lists = twin_lists(logits, k, vocab)

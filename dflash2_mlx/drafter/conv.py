@@ -11,7 +11,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from ..kernels.conv_add_norm import add_norm, conv_add_norm, conv_add_norm_twin
 from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
 
 BEFORE = 0
@@ -56,8 +56,8 @@ class DynamicConv(nn.Module):
             delta: what `prepare` returned.
         """
         if self._split is None:
-            y = convolve(y, split_base(self.base_kernel, self.groups), delta, AFTER)
-            return add_norm(y, residual, norm.weight, norm.eps)
+            split = split_base(self.base_kernel, self.groups)
+            return conv_add_norm_twin(y, split, delta, residual, norm.weight, norm.eps)
         return conv_add_norm(y, self.base_kernel, delta, residual, norm.weight, norm.eps, split=self._split)
 
     def freeze_base(self) -> None:

@@ -58,6 +58,13 @@ def conv_add_norm(
             stream, normed = kernels.run(call, inputs)
             return stream.reshape(y.shape), normed.reshape(y.shape)
     split = split_base(base, delta.shape[-1]) if split is None else split
+    return conv_add_norm_twin(y, split, delta, residual, weight, eps)
+
+
+def conv_add_norm_twin(
+    y: mx.array, split: list[mx.array], delta: mx.array, residual: mx.array, weight: mx.array, eps: float
+) -> tuple[mx.array, mx.array]:
+    """The twin; `split` is the base kernel, split."""
     return add_norm(convolve(y, split, delta, AFTER), residual, weight, eps)
 
 
@@ -78,6 +85,6 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
     got = dispatcher().run(call, (y, residual, base, delta, weight, inputs[-1]))
     eps: Any = inputs[-1].item()
     split = split_base(base, delta.shape[-1])
-    want = add_norm(convolve(y, split, delta, AFTER), residual, weight, eps)
+    want = conv_add_norm_twin(y, split, delta, residual, weight, eps)
     for mine, theirs, what in zip(got, want, ("sum", "norm"), strict=True):
         check_equal(mine, theirs, tolerance=2 * rounding(y.dtype), what=f"{NAME} {what}")

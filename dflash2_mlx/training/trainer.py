@@ -14,6 +14,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,7 @@ class Trainer:
         """Taps of the target and the blocks of one document of a step."""
         serial = step * self.settings.sequences + index
         epoch, place = divmod(serial, len(self.useful))
-        order = np.random.default_rng((self.settings.seed, 1, epoch)).permutation(len(self.useful))
-        document = self.useful[order[place]]
+        document = self.useful[_epoch_order(self.settings.seed, epoch, len(self.useful))[place]]
         rng = np.random.default_rng((self.settings.seed, 2, serial))
         anchors = sample_anchors(document.supervised, self.settings.anchors, rng)
         blocks = block_batch(document.tokens, document.supervised, anchors, self.drafter.config.block_size)
@@ -219,6 +219,12 @@ class Trainer:
         self.step_number = state["step"]
         mx.eval(self.drafter.parameters(), self._optimizer.state)
         return True
+
+
+@lru_cache(maxsize=1)
+def _epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """In which order an epoch goes through its documents; drawn once, not for every sequence."""
+    return np.random.default_rng((seed, 1, epoch)).permutation(count)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
