@@ -126,7 +126,8 @@ def word_problem(rng: random.Random) -> Sample:
 _UNITS = (
     ("kilometres", "metres", 1000), ("metres", "centimetres", 100), ("kilograms", "grams", 1000),
     ("hours", "minutes", 60), ("minutes", "seconds", 60), ("weeks", "days", 7), ("days", "hours", 24),
-    ("litres", "millilitres", 1000), ("years", "months", 12), ("dozens", "pieces", 12), ("feet", "inches", 12), ("centimetres", "millimetres", 10),
+    ("litres", "millilitres", 1000), ("years", "months", 12), ("dozens", "pieces", 12), ("feet", "inches", 12),
+    ("centimetres", "millimetres", 10),
     ("tonnes", "kilograms", 1000), ("yards", "feet", 3),
 )  # fmt: skip
 
