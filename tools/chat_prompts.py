@@ -15,30 +15,31 @@ from pathlib import Path
 
 SUBJECTS = """
 photosynthesis; the water cycle; gravity; black holes; volcanoes; earthquakes; the moon; the solar system; rainbows;
-thunderstorms; magnets; electricity; batteries; solar panels; wind power; steam engines; bicycles; airplanes; submarines;
-trains; electric cars; bridges; computers; the internet; keyboards; search engines; operating systems; databases;
-programming; Python lists; sorting algorithms; recursion; encryption; passwords; robots; machine learning; chess; football;
-tennis; swimming; running; yoga; hiking; camping; gardening; tomatoes; roses; bees; butterflies; ants; spiders; whales;
-dolphins; penguins; elephants; cats; dogs; horses; owls; dinosaurs; fossils; the human heart; sleep; vitamins; healthy
-breakfasts; bread baking; pasta; coffee; tea; chocolate; cheese; soup; salads; cooking rice; saving water; recycling;
-climate change; forests; deserts; rivers; islands; mountains; the ocean; coral reefs; the Roman Empire; ancient Egypt; the
-printing press; the Renaissance; castles; money; inflation; budgets; job interviews; public speaking; time management;
-learning languages; reading books; poetry; detective stories; fairy tales; painting; photography; the piano; guitars; jazz;
-theatre; museums; travel; trains in Japan; city parks; public libraries; schools; homework; teamwork; friendship; kindness;
-patience; happiness; memory; curiosity; fractions; percentages; triangles; prime numbers; probability; averages; maps;
-calendars; clocks; mirrors; glass; paper; plastic; steel; wool; cotton; soap; candles; umbrellas
+thunderstorms; magnets; electricity; batteries; solar panels; wind power; steam engines; bicycles; airplanes;
+submarines; trains; electric cars; bridges; computers; the internet; keyboards; search engines; operating systems;
+databases; programming; Python lists; sorting algorithms; recursion; encryption; passwords; robots; machine
+learning; chess; football; tennis; swimming; running; yoga; hiking; camping; gardening; tomatoes; roses; bees;
+butterflies; ants; spiders; whales; dolphins; penguins; elephants; cats; dogs; horses; owls; dinosaurs; fossils; the
+human heart; sleep; vitamins; healthy breakfasts; bread baking; pasta; coffee; tea; chocolate; cheese; soup; salads;
+cooking rice; saving water; recycling; climate change; forests; deserts; rivers; islands; mountains; the ocean;
+coral reefs; the Roman Empire; ancient Egypt; the printing press; the Renaissance; castles; money; inflation;
+budgets; job interviews; public speaking; time management; learning languages; reading books; poetry; detective
+stories; fairy tales; painting; photography; the piano; guitars; jazz; theatre; museums; travel; trains in Japan;
+city parks; public libraries; schools; homework; teamwork; friendship; kindness; patience; happiness; memory;
+curiosity; fractions; percentages; triangles; prime numbers; probability; averages; maps; calendars; clocks;
+mirrors; glass; paper; plastic; steel; wool; cotton; soap; candles; umbrellas
 """
 
 REQUESTS = """
-Explain {s} in simple terms.|What are three interesting facts about {s}?|Write a short poem about {s}.|Why does {s} matter?|
-Give me five tips about {s}.|Write a short paragraph about {s}.|What should a beginner know about {s}?|
-Describe {s} to a ten year old child.|Make a bullet list of the most important things about {s}.|
-Write a short story in which {s} plays a role.|What are common mistakes people make about {s}?|
-How would you start a talk about {s}?|Write an email to a friend about {s}.|What is the history of {s}?|
-List some pros and cons of {s}.|Write three quiz questions about {s} with answers.|Summarize {s} in two sentences.|
-How does {s} work?|What questions can I ask an expert about {s}?|Write a title and an introduction for an article about {s}.|
-Compare {s} with something similar.|Suggest a project for school about {s}.|What surprised people about {s}?|
-Write a dialogue between two friends about {s}.|Plan a week of learning about {s}.
+Explain {s} in simple terms.|What are three interesting facts about {s}?|Write a short poem about {s}.|Why does {s}
+matter?| Give me five tips about {s}.|Write a short paragraph about {s}.|What should a beginner know about {s}?|
+Describe {s} to a ten year old child.|Make a bullet list of the most important things about {s}.| Write a short
+story in which {s} plays a role.|What are common mistakes people make about {s}?| How would you start a talk about
+{s}?|Write an email to a friend about {s}.|What is the history of {s}?| List some pros and cons of {s}.|Write three
+quiz questions about {s} with answers.|Summarize {s} in two sentences.| How does {s} work?|What questions can I ask
+an expert about {s}?|Write a title and an introduction for an article about {s}.| Compare {s} with something
+similar.|Suggest a project for school about {s}.|What surprised people about {s}?| Write a dialogue between two
+friends about {s}.|Plan a week of learning about {s}.
 """
 
 
