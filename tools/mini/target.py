@@ -31,13 +31,16 @@ GROUP, LEVELS = 64, 15
 class Plan:
     """How the target is trained. A resumed run keeps its plan."""
 
-    steps: int = 1400
+    steps: int = 1450
     rows: int = 12
     length: int = 512
-    matrix_rate: float = 0.02
-    other_rate: float = 3e-3
+    drills: int = 4  # rows of repeated random tokens, which teach a small model to copy
+    drilled: int = 800  # steps with that many; then one row
+    matrix_rate: float = 0.008
+    other_rate: float = 2e-3
     warm_up: int = 40
-    quantized_from: float = 0.7  # share of the steps after which the forward pass sees 4-bit weights
+    falling: float = 0.4  # share of the steps in which the rates go down to zero, in a straight line
+    quantized_from: float = 0.78  # share of the steps after which the forward pass sees 4-bit weights
     question_weight: float = 0.1  # of tokens the model reads, against 1 for those it writes
     seed: int = 1
 
@@ -55,18 +58,59 @@ def new_model(vocabulary: int) -> Qwen3ForCausalLM:
     )  # fmt: skip
 
 
-def rows_of(tokenizer: Any, plan: Plan, skip: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Endless rows of `length` + 1 tokens with weights, conversations one after the other, and how many were used."""
+@dataclass(frozen=True)
+class Row:
+    """Conversations one after the other. None sees another, and each counts its positions from 0.
+
+    Shapes: tokens, weights [length + 1]; documents, positions [length]
+    """
+
+    tokens: np.ndarray
+    weights: np.ndarray
+    documents: np.ndarray
+    positions: np.ndarray
+    used: int  # conversations taken from the stream so far
+
+
+def rows_of(tokenizer: Any, plan: Plan, skip: int) -> Iterator[Row]:
+    """Endless rows of conversations; the last of a row may be cut."""
     tokens: list[int] = []
     weights: list[float] = []
+    documents: list[int] = []
+    positions: list[int] = []
     for used, item in enumerate(islice(training(plan.seed), skip, None), start=skip + 1):
         ids, learned = encode(tokenizer, item)
         tokens += ids
-        weights += [1.0 if reply else plan.question_weight for reply in learned]
-        if len(tokens) > plan.length:
-            size = plan.length + 1
-            yield np.array(tokens[:size]), np.array(weights[:size], dtype=np.float32), used
-            tokens, weights = [], []  # the rest is dropped, so that every row begins with a conversation
+        # What begins a conversation is not to be guessed from the one before it.
+        weights += [0.0] + [1.0 if reply else plan.question_weight for reply in learned[1:]]
+        documents += [used] * len(ids)
+        positions += range(len(ids))
+        size = plan.length
+        if len(tokens) > size:
+            yield Row(
+                np.array(tokens[: size + 1]), np.array(weights[: size + 1], dtype=np.float32),
+                np.array(documents[:size]), np.array(positions[:size]), used,
+            )  # fmt: skip
+            tokens, weights, documents, positions = [], [], [], []
+
+
+def drill_row(plan: Plan, vocabulary: int, rng: np.random.Generator) -> Row:
+    """Short lists of random tokens, each said twice; only the second time counts."""
+    tokens: list[int] = []
+    weights: list[float] = []
+    documents: list[int] = []
+    positions: list[int] = []
+    while len(tokens) <= plan.length:
+        said = rng.integers(8, vocabulary, size=rng.integers(2, 17)).tolist()
+        tokens += said + said
+        weights += [0.0] * len(said) + [1.0] * len(said)
+        documents += [len(tokens)] * (2 * len(said))
+        positions += range(2 * len(said))
+    size = plan.length
+    return Row(
+        np.array(tokens[: size + 1]), np.array(weights[: size + 1], dtype=np.float32), np.array(documents[:size]),
+        np.array(positions[:size]), 0,
+    )  # fmt: skip
 
 
 def four_bits(weight: torch.Tensor) -> torch.Tensor:
@@ -110,33 +154,45 @@ class TargetTrainer:
         stream = rows_of(self.tokenizer, self.plan, self.used)
         until = time.monotonic() + seconds
         while self.step_number < self.plan.steps and time.monotonic() < until:
-            batch = list(islice(stream, self.plan.rows))
+            drills = self.plan.drills if self.step_number < self.plan.drilled else 1
+            batch = list(islice(stream, self.plan.rows - drills))
+            self.used = batch[-1].used
+            rng = np.random.default_rng((self.plan.seed, self.step_number))
+            batch += [drill_row(self.plan, len(self.tokenizer), rng) for _ in range(drills)]
             began = time.monotonic()
-            loss, right = self._step(np.stack([row[0] for row in batch]), np.stack([row[1] for row in batch]))
-            self.used = batch[-1][2]
+            loss, right, copied = self._step(batch, drills)
             self.step_number += 1
             rate = self.plan.rows * self.plan.length / (time.monotonic() - began)
             if self.step_number % 10 == 0:
-                print(f"step {self.step_number} loss {loss:.4f} right {right:.4f} {rate:.0f} tok/s", flush=True)
+                print(
+                    f"step {self.step_number} loss {loss:.4f} right {right:.4f} copied {copied:.4f} {rate:.0f} tok/s",
+                    flush=True,
+                )
             if self.step_number % 50 == 0:
                 self.save()
         self.save()
         return self.step_number >= self.plan.steps
 
-    def _step(self, tokens: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    def _step(self, rows: list[Row], drills: int) -> tuple[float, float, float]:
         plan = self.plan
         quantized = self.step_number >= plan.quantized_from * plan.steps
         share = min(1.0, (self.step_number + 1) / plan.warm_up)
         left = 1 - self.step_number / plan.steps
-        factor = share * min(1.0, left / 0.6)  # level, then straight down over the last 60 %
+        factor = share * min(1.0, left / plan.falling)
         for optimizer, rate in zip(self.optimizers, (plan.matrix_rate, plan.other_rate), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         self.write_weights(quantized=quantized)
-        ids, weight = torch.from_numpy(tokens), torch.from_numpy(weights[:, 1:]).reshape(-1)
-        labels = ids[:, 1:].reshape(-1)
+        ids = torch.from_numpy(np.stack([row.tokens for row in rows]))
+        weight = torch.from_numpy(np.stack([row.weights for row in rows]))
+        documents = torch.from_numpy(np.stack([row.documents for row in rows]))
+        positions = torch.from_numpy(np.stack([row.positions for row in rows]))
+        weight, labels = weight[:, 1:].reshape(-1), ids[:, 1:].reshape(-1)
+        seen = (documents[:, None, :] == documents[:, :, None]).tril()[:, None]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = self.compiled(input_ids=ids[:, :-1]).logits
+            logits = self.compiled(
+                input_ids=ids[:, :-1], attention_mask={"full_attention": seen}, position_ids=positions
+            ).logits
         logits = logits.float().reshape(-1, logits.shape[-1])
         loss = (functional.cross_entropy(logits, labels, reduction="none") * weight).sum() / weight.sum()
         loss.backward()
@@ -145,9 +201,13 @@ class TargetTrainer:
         torch.nn.utils.clip_grad_norm_(self.masters.values(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        written = weight == 1
-        right = (logits.argmax(1) == labels)[written].float().mean().item()
-        return loss.item(), right
+        right = (logits.argmax(1) == labels).float().reshape(len(rows), -1)
+        written = (weight == 1).float().reshape(len(rows), -1)
+        said = len(rows) - drills
+        shares = [
+            (right[part] * written[part]).sum() / written[part].sum() for part in (slice(said), slice(said, None))
+        ]
+        return loss.item(), shares[0].item(), shares[1].item()
 
     @torch.no_grad()
     def write_weights(self, *, quantized: bool) -> None:

@@ -6,7 +6,7 @@ from ..sample import Family
 from .code import code
 from .numbers import calculation, calendar, series, units, word_problem
 from .talk import about, capitals, story
-from .text import extraction, rewriting, sorting, table
+from .text import echo, extraction, lookup, rewriting, sorting, table
 from .tools import tool_call
 
 FAMILIES: dict[str, tuple[Family, float]] = {
@@ -24,4 +24,6 @@ FAMILIES: dict[str, tuple[Family, float]] = {
     "capitals": (capitals, 0.7),
     "story": (story, 1.0),
     "tools": (tool_call, 0.8),
+    "echo": (echo, 2.0),
+    "lookup": (lookup, 1.5),
 }

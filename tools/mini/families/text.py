@@ -115,3 +115,37 @@ def rewriting(rng: random.Random) -> Sample:
         answer, thought = f"The {ordinal} word is **{words[place - 1]}**.", f"I count to {place}."
         return single("rewriting", user, answer, thought, Check("bold", words[place - 1]))
     return single("rewriting", polite(rng, user), answer, thought, Check("exact", answer))
+
+
+def echo(rng: random.Random) -> Sample:
+    """Say a text again: the plainest form of reading what was written."""
+    pool = (*THINGS, *NAMES, *CITIES, *JOBS, *ITEMS, *COLOURS, *SURNAMES)
+    words = [
+        str(rng.randint(0, 999)) if rng.random() < 0.2
+        else "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 5))) if rng.random() < 0.2
+        else rng.choice(pool)
+        for _ in range(rng.randint(4, 24))
+    ]  # fmt: skip
+    said = rng.choice((" ", ", ", " ", "-")).join(words)
+    ask = rng.choice(("Repeat this: {}", "Say again: {}", "Repeat exactly: {}", "Write this once more: {}", "Echo: {}"))
+    return single("echo", ask.format(said), said, "I write the same words again.", Check("exact", said))
+
+
+def lookup(rng: random.Random) -> Sample:
+    """Find the value that belongs to a key."""
+    count = rng.randint(3, 8)
+    keys = rng.sample(rng.choice((NAMES, CITIES, THINGS)), count)
+    kind = rng.randrange(3)
+    values = [str(value) for value in rng.sample(range(1, 100), count)] if kind == 0 else rng.sample(
+        COLOURS if kind == 1 else JOBS, count)  # fmt: skip
+    what = ("number", "colour", "job")[kind]
+    place = rng.randrange(count)
+    listed = rng.choice((", ", "\n", "; ")).join(f"{key}: {value}" for key, value in zip(keys, values, strict=True))
+    ask = rng.choice(
+        ("{1}\n\nWhat is the {0} of {2}?", "Which {0} belongs to {2}?\n\n{1}", "{1}. Tell me the {0} of {2}.")
+    )
+    user = ask.format(what, listed, keys[place])
+    answer = f"The {what} of {keys[place]} is **{values[place]}**."
+    return single(
+        "lookup", user, answer, f"In the list, {keys[place]} has {values[place]}.", Check("bold", values[place])
+    )
