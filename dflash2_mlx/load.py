@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,31 @@ def load(
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
         target_config=config,
     )
+
+
+def with_drafter(
+    engine: Engine, drafter: str | Path, *, draft_bits: int | None = None, draft_group_size: int = 64
+) -> Engine:
+    """The same target with another drafter, for a comparison; arguments as in `load`.
+
+    Raises:
+        CheckpointError, ConfigError, PairError: one line each.
+    """
+    source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
+    folder, config = _checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
+
+    def read_weights() -> DraftModel:
+        model = load_drafter_weights(
+            folder,
+            config,
+            dtype=_drafter_dtype(config, draft_bits),
+            draft_bits=draft_bits,
+            group_size=draft_group_size,
+        )
+        model.warm_up(engine.target)
+        return model
+
+    return replace(engine, drafter=owner().call(read_weights), drafter_name=str(drafter))
 
 
 def _checked_drafter(
