@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..config import GenerationConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, SettingError
 from ..load import Engine
 from ..text import Prompt
 from .ablation import ablations
@@ -120,8 +120,9 @@ def analyze(
     """Measure a pair on replies to some prompts.
 
     Args:
-        config: of every reply; its temperature is replaced, and sampled replies are drawn with its seed (0 without
-            one) plus the prompt's number, accepted by rejection unless it says otherwise.
+        config: of every reply. Another drafter with smaller blocks drafts its own size. The temperature is replaced;
+            sampled replies are drawn with its seed (0 without one) plus the prompt's number, and accepted by rejection
+            unless it says otherwise.
         others: engines with the same target and drafters trained apart, by name; see `load.with_drafter`.
         repeats: turns of the timing.
         tell: called with a line about what is measured next.
@@ -129,6 +130,7 @@ def analyze(
         ConfigError: no drafter, no prompt, or nothing was drafted.
     """
     variants = _variants(engine, others or {})
+    _check_width(config, engine)
     if not prompts:
         raise ConfigError("prompts: got none, expected at least one")
     if not temperatures or len(set(temperatures)) < len(temperatures):
@@ -178,6 +180,12 @@ def _variants(engine: Engine, others: Mapping[str, Engine]) -> list[Variant]:
 def _width(config: GenerationConfig, engine: Engine) -> int:
     assert engine.block_size is not None
     return min(config.block_size or engine.block_size, engine.block_size)
+
+
+def _check_width(config: GenerationConfig, engine: Engine) -> None:
+    """As `generate`, for the loaded drafter."""
+    if config.block_size is not None and config.block_size > (engine.block_size or 0):
+        raise SettingError(f"block_size: got {config.block_size}, expected an integer in 2..{engine.block_size}")
 
 
 def _settings(config: GenerationConfig, temperature: float, engine: Engine) -> GenerationConfig:

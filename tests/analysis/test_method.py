@@ -94,13 +94,16 @@ def test_with_drafter_takes_another_for_the_same_target(tmp_path):
 def test_what_cannot_be_analyzed():
     engine = tiny_engine("qwen3", owner().call(make_tiny_drafter))
 
-    def stops(*parts: object, engine: d2.Engine = engine, prompts: object = (PROMPT,), **settings: object) -> None:
+    def stops(
+        *parts: object, engine: d2.Engine = engine, prompts: object = (PROMPT,), block_size: int = 5, **settings: object
+    ) -> None:
         with pytest.raises(d2.ConfigError) as caught:
-            analyze(engine, prompts, CONFIG, **settings)
+            analyze(engine, prompts, replace(CONFIG, block_size=block_size), **settings)
         mentions(caught.value, *parts)
 
     stops("drafter", "none", engine=tiny_engine())
     stops("prompts", "none", prompts=())
+    stops("block_size", 6, "2..5", block_size=6)
     stops("temperatures", [0.0, 0.0], temperatures=(0.0, 0.0))
     stops("temperatures", [], temperatures=())
     stops("others", "'tiny' twice", others={"tiny": other(engine)})
