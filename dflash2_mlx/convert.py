@@ -91,7 +91,8 @@ def convert_drafter(source: str | Path, folder: str | Path, *, bits: int = 8, gr
         _write_config(partial, raw, bits, group_size)
         (partial / "README.md").write_text(_card_text(facts, before, after), encoding="utf-8")
         for path in sorted([*card.glob("LICENSE*"), *card.glob("NOTICE*")]):
-            shutil.copyfile(path, partial / path.name)
+            if path.is_file():
+                shutil.copyfile(path, partial / path.name)
         check_drafter_files(partial, DrafterConfig.from_dict(read_config(partial)))
         partial.rename(folder)
     finally:

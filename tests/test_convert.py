@@ -113,6 +113,7 @@ def test_config_and_card_say_what_it_is(tmp_path):
     folder = source(tmp_path / "source")
     card(folder, "---\nlicense: apache-2.0\n---\n# A drafter\n")
     (folder / "LICENSE").write_text("the whole licence", encoding="utf-8")
+    (folder / "LICENSES").mkdir()
     done = convert_drafter(folder, tmp_path / "deep" / "copy", bits=4, group_size=64)
     raw = json.loads((done.folder / "config.json").read_text())
     assert raw.pop("quantization") == {"group_size": 64, "bits": 4, "mode": "affine"}
