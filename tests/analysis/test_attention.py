@@ -86,6 +86,13 @@ def test_rounds_of_several_replies_count_alike():
     np.testing.assert_allclose(both.share, want, atol=1e-6)
 
 
+def test_only_blocks_that_rounds_began_with_count():
+    engine = scripted_engine("qwen3", [2])
+    reply = decode(engine, PROMPT, d2.GenerationConfig(max_tokens=13, mode="dflash2"))
+    assert len(reply.rounds) == 4 < len(reply.anchors)
+    assert measure_attention(engine, [reply]).rounds == 4
+
+
 def test_the_drafter_is_left_as_it_was():
     drafter = owner().call(lambda: make_tiny_drafter(compiled=True))
     engine = tiny_engine("qwen3", drafter)
