@@ -9,12 +9,14 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
+from .convert import Conversion, convert_drafter
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
     ConfigError,
     ConstraintError,
     Dflash2Error,
+    LicenceError,
     PairError,
     PromptError,
     SettingError,
@@ -39,6 +41,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConstraintError",
+    "Conversion",
     "DFlash2Session",
     "Dflash2Error",
     "DraftModel",
@@ -48,6 +51,7 @@ __all__ = [
     "GenerationEvent",
     "GenerationResult",
     "GenerationStats",
+    "LicenceError",
     "LogitConstraint",
     "PairError",
     "PlainSession",
@@ -61,6 +65,7 @@ __all__ = [
     "Verdict",
     "collect",
     "compare_runs",
+    "convert_drafter",
     "generate",
     "load",
     "load_drafter",

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -26,6 +27,7 @@ _MOST_PASSES = 16
 _REPEATS = 3
 
 Key = tuple[str, int]  # "verify" or "draft", rows
+Name = TypeVar("Name", bound=Hashable)
 Chain = Callable[[int], mx.array]  # builds n passes; its result depends on the last
 
 
@@ -54,11 +56,11 @@ def measure_costs(
     Each pass waits for the one before it, on the device; the host reads only the end of a chain.
     """
     rows = list(rows)
-    chains = {("verify", count): _target_chain(target, count) for count in rows}
+    chains: dict[Key, Chain] = {("verify", count): target_chain(target, count) for count in rows}
     if drafter is not None:
         widths = [count for count in rows if 2 <= count <= drafter.config.block_size]
-        chains |= {("draft", width): _draft_chain(target, drafter, width) for width in widths}
-    seconds = _seconds_per_pass(chains)
+        chains |= {("draft", width): draft_chain(target, drafter, width) for width in widths}
+    seconds = {key: statistics.median(times) for key, times in time_in_turns(chains, _REPEATS).items()}
     verify, draft = ({n: s for (what, n), s in seconds.items() if what == kind} for kind in ("verify", "draft"))
     return PassCosts(verify, draft)
 
@@ -93,14 +95,14 @@ def best_gain(found: Sequence[WidthGain]) -> WidthGain:
     return max(found, key=lambda gain: (gain.speedup, -gain.width))
 
 
-def _seconds_per_pass(chains: Mapping[Key, Chain]) -> dict[Key, float]:
-    """Median time of one pass of each chain, in turns, so that a slow moment of the machine hits all alike."""
+def time_in_turns(chains: Mapping[Name, Chain], repeats: int) -> dict[Name, list[float]]:
+    """Seconds of one pass of each chain, `repeats` times in turns: a slow moment of the machine hits all alike."""
     passes = {key: _enough_passes(chain) for key, chain in chains.items()}
-    seconds: dict[Key, list[float]] = {key: [] for key in chains}
-    for _ in range(_REPEATS):
+    seconds: dict[Name, list[float]] = {key: [] for key in chains}
+    for _ in range(repeats):
         for key, chain in chains.items():
             seconds[key].append(_timed(chain, passes[key]) / passes[key])
-    return {key: statistics.median(times) for key, times in seconds.items()}
+    return seconds
 
 
 def _enough_passes(chain: Chain) -> int:
@@ -114,7 +116,8 @@ def _timed(chain: Chain, passes: int) -> float:
     return time.perf_counter() - began
 
 
-def _target_chain(target: Target, rows: int) -> Chain:
+def target_chain(target: Target, rows: int) -> Chain:
+    """Verify passes of `rows` rows, none of them committed."""
     state = target.new_state(1)
     prompt = mx.zeros((1, CONTEXT), dtype=mx.int32)
     target.forward(prompt, state, last_only=True)
@@ -136,7 +139,8 @@ def _target_chain(target: Target, rows: int) -> Chain:
     return chain
 
 
-def _draft_chain(target: Target, drafter: DraftModel, width: int) -> Chain:
+def draft_chain(target: Target, drafter: DraftModel, width: int) -> Chain:
+    """What a round does with the drafter: `width` context rows in, one greedy proposal out."""
     context = drafter.new_context()
     columns = len(drafter.config.target_layer_ids) * target.spec.hidden_size
     drafter.append_context(mx.zeros((1, CONTEXT, columns), dtype=drafter.dtype), context, CONTEXT)

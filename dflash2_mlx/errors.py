@@ -4,6 +4,7 @@ Dflash2Error
 ├── ConfigError            a setting or a `config.json` value is missing, unknown or out of range
 │   └── SettingError       the caller's setting does not suit this model
 ├── CheckpointError        a checkpoint's files are missing, cut short or hold the wrong tensors
+│   └── LicenceError       a checkpoint's licence forbids what was asked for
 ├── PairError              this drafter does not belong to this target
 ├── UnsupportedModelError  the target's family has no adapter
 ├── PromptError            the prompt is empty, malformed or longer than the model's context
@@ -27,6 +28,10 @@ class SettingError(ConfigError):
 
 class CheckpointError(Dflash2Error):
     """A checkpoint cannot be read as what it claims to be."""
+
+
+class LicenceError(CheckpointError):
+    """The checkpoint's licence forbids what the caller wants to do with it."""
 
 
 class PairError(Dflash2Error):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ MINI = "mini"
 _MINI_FOLDER = Path(__file__).parent / "data" / "mini"
 _DTYPES = ("auto", "bfloat16", "float32")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_CARD = ["README.md", "LICENSE*", "NOTICE*"]
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 _DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
 
@@ -111,7 +112,10 @@ def load(
         if draft_files is None:
             return target_model, None
         drafter_model = load_drafter_weights(
-            *draft_files, dtype=_drafter_dtype(draft_bits), draft_bits=draft_bits, group_size=draft_group_size
+            *draft_files,
+            dtype=_drafter_dtype(draft_files[1], draft_bits),
+            draft_bits=draft_bits,
+            group_size=draft_group_size,
         )
         drafter_model.warm_up(target_model)
         return target_model, drafter_model
@@ -128,6 +132,31 @@ def load(
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
         target_config=config,
     )
+
+
+def with_drafter(
+    engine: Engine, drafter: str | Path, *, draft_bits: int | None = None, draft_group_size: int = 64
+) -> Engine:
+    """The same target with another drafter, for a comparison; arguments as in `load`.
+
+    Raises:
+        CheckpointError, ConfigError, PairError: one line each.
+    """
+    source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
+    folder, config = _checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
+
+    def read_weights() -> DraftModel:
+        model = load_drafter_weights(
+            folder,
+            config,
+            dtype=_drafter_dtype(config, draft_bits),
+            draft_bits=draft_bits,
+            group_size=draft_group_size,
+        )
+        model.warm_up(engine.target)
+        return model
+
+    return replace(engine, drafter=owner().call(read_weights), drafter_name=str(drafter))
 
 
 def _checked_drafter(
@@ -156,7 +185,7 @@ def load_drafter(
         raise ConfigError(f"dtype: got {dtype!r}, expected auto, bfloat16 or float32")
     folder = find_files(path, "drafter")
     config = DrafterConfig.from_dict(read_config(folder))
-    kind = {"auto": _drafter_dtype(draft_bits), "bfloat16": mx.bfloat16, "float32": mx.float32}[dtype]
+    kind = {"auto": _drafter_dtype(config, draft_bits), "bfloat16": mx.bfloat16, "float32": mx.float32}[dtype]
     return owner().call(
         lambda: load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
     )
@@ -170,6 +199,11 @@ def find_config(source: str | Path, what: str = "model") -> Path:
 def find_files(source: str | Path, what: str = "model") -> Path:
     """Folder that holds the whole checkpoint; a Hub repository is downloaded (or found in the cache)."""
     return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
+
+
+def find_card(source: str | Path, what: str = "model") -> Path:
+    """Folder that holds the card and licence files of a checkpoint, as far as there are any."""
+    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_CARD)))
 
 
 def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
@@ -289,13 +323,14 @@ def _cast_model(model: Any, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _drafter_dtype(draft_bits: int | None) -> mx.Dtype:
+def _drafter_dtype(config: DrafterConfig, draft_bits: int | None) -> mx.Dtype:
     """Activations of the drafter: never float16 (it overflows), float32 where bfloat16 is emulated."""
     if on_cpu():
         return mx.float32
     architecture = str(mx.device_info().get("architecture", ""))
     emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
-    return mx.float32 if emulated and draft_bits is not None else mx.bfloat16
+    quantized = draft_bits is not None or bool(config.quantization)
+    return mx.float32 if emulated and quantized else mx.bfloat16
 
 
 def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerWrapper:

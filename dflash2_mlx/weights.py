@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 
 from .config import DrafterConfig
 from .drafter.model import DraftModel
@@ -247,7 +248,7 @@ def _check_quantized(
 def load_drafter_weights(
     folder: Path, config: DrafterConfig, *, dtype: mx.Dtype, draft_bits: int | None = None, group_size: int = 64
 ) -> DraftModel:
-    """Read a checked checkpoint into a model.
+    """Read a checked checkpoint into a model that is ready to draft.
 
     Args:
         dtype: of activations and unquantized weights.
@@ -256,8 +257,25 @@ def load_drafter_weights(
     Raises:
         CheckpointError, ConfigError: see `check_drafter_files` and `check_draft_bits`.
     """
-    infos = check_drafter_files(folder, config)
+    check_drafter_files(folder, config)
     check_draft_bits(config, draft_bits, group_size)
+    model = read_drafter(folder, config)
+    if draft_bits is not None:
+        quantize_drafter(model, draft_bits, group_size)
+    # After quantizing: what is quantized is the stored numbers, so that a converted file holds the same weights.
+    model.update(tree_map(lambda array: _cast(array, dtype), model.parameters()))
+    store_for_device(model)
+    model.compile_for_inference()
+    return model
+
+
+def read_drafter(folder: Path, config: DrafterConfig) -> DraftModel:
+    """The weights of a checkpoint as they are stored (quantized codebooks unpacked), nothing evaluated yet.
+
+    Raises:
+        CheckpointError: see `check_drafter_files`.
+    """
+    infos = check_drafter_files(folder, config)
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in infos.values()}):
         tensors: Any = mx.load(str(file))
@@ -276,19 +294,18 @@ def load_drafter_weights(
     packed = {name.removesuffix(".scales") for name in weights if name.endswith(".scales")}
     if packed:
         nn.quantize(model, class_predicate=lambda path, _: path in packed and _settings(path, config))
-    model.load_weights([(name, _cast(array, dtype)) for name, array in weights.items()], strict=True)
-    if draft_bits is not None:
-        nn.quantize(
-            model,
-            group_size=group_size,
-            bits=draft_bits,
-            class_predicate=lambda path, module: (
-                path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear)
-            ),
-        )
-    store_for_device(model)
-    model.compile_for_inference()
+    model.load_weights(list(weights.items()), strict=True)
     return model
+
+
+def quantize_drafter(model: DraftModel, bits: int, group_size: int) -> None:
+    """Quantize attention, MLP and `fc` weights; convolution, selector and norms stay as they are."""
+    nn.quantize(
+        model,
+        group_size=group_size,
+        bits=bits,
+        class_predicate=lambda path, module: path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear),
+    )
 
 
 def _settings(path: str, config: DrafterConfig) -> dict[str, int]:
@@ -300,24 +317,33 @@ def _cast(array: mx.array, dtype: mx.Dtype) -> mx.array:
     return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
 
 
-def check_draft_bits(config: DrafterConfig, draft_bits: int | None, group_size: int) -> None:
+def check_draft_bits(
+    config: DrafterConfig,
+    draft_bits: int | None,
+    group_size: int,
+    *,
+    names: tuple[str, str] = ("draft_bits", "draft_group_size"),
+) -> None:
     """Refuse quantization settings that cannot be applied to this drafter.
 
+    Args:
+        names: what the caller calls the two settings.
     Raises:
         SettingError: naming the setting.
     """
     if draft_bits is None:
         return
+    bits_name, group_name = names
     if draft_bits not in DRAFT_BITS:
-        raise SettingError(f"draft_bits: got {draft_bits!r}, expected 4 or 8")
+        raise SettingError(f"{bits_name}: got {draft_bits!r}, expected 4 or 8")
     if group_size not in GROUP_SIZES:
-        raise SettingError(f"draft_group_size: got {group_size!r}, expected 32, 64 or 128")
+        raise SettingError(f"{group_name}: got {group_size!r}, expected 32, 64 or 128")
     if config.quantization:
-        raise SettingError(f"draft_bits: got {draft_bits}, expected none: the drafter's files are already quantized")
+        raise SettingError(f"{bits_name}: got {draft_bits}, expected none: the drafter's files are already quantized")
     for what, columns in (
         ("hidden_size", config.hidden_size),
         ("intermediate_size", config.intermediate_size),
         ("num_attention_heads x head_dim", config.num_heads * config.head_dim),
     ):
         if columns % group_size:
-            raise SettingError(f"draft_group_size: got {group_size}, expected a divisor of {what} ({columns})")
+            raise SettingError(f"{group_name}: got {group_size}, expected a divisor of {what} ({columns})")

@@ -119,6 +119,7 @@ def _library_rows() -> list[tuple[type[BaseException], str | None]]:
 
     return [
         (d2.PairError, "--drafter must be made for this very --model; --drafter none decodes without one"),
+        (d2.LicenceError, "--draft-bits quantizes it in memory, where it is used, without a copy"),
         (d2.CheckpointError, "--model and --drafter take a folder with config.json and weights, or a Hub id"),
         (d2.UnsupportedModelError, "this model's family has no adapter yet"),
         (d2.PromptError, None),

@@ -1,19 +1,43 @@
-"""Measures a machine and a pair: what runs here, what a pass costs, which block size pays."""
+"""Measures a machine and a pair: what runs here, what a pass costs, which block size pays, what the method brings."""
 
 from ..kernels._dispatch import KernelState
+from ..load import with_drafter
+from .ablation import ablations
+from .attention import BlockAttention, measure_attention
+from .cost_shares import CostShare, CostShares, measure_shares
 from .kernels import KernelTime, kernel_states, time_kernels
 from .machine import backend, describe_machine, measure_bandwidth, package_versions
+from .method import Acceptance, Analysis, analyze
 from .pair import PairReport, examine_pair
+from .recall import Recall, measure_recall
+from .replies import Reply, decode
+from .shares import conditional_shares, expected_length
 
 __all__ = [
+    "Acceptance",
+    "Analysis",
+    "BlockAttention",
+    "CostShare",
+    "CostShares",
     "KernelState",
     "KernelTime",
     "PairReport",
+    "Recall",
+    "Reply",
+    "ablations",
+    "analyze",
     "backend",
+    "conditional_shares",
+    "decode",
     "describe_machine",
     "examine_pair",
+    "expected_length",
     "kernel_states",
+    "measure_attention",
     "measure_bandwidth",
+    "measure_recall",
+    "measure_shares",
     "package_versions",
     "time_kernels",
+    "with_drafter",
 ]

@@ -75,6 +75,8 @@ class DrafterAttention(nn.Module):
 
     def join_weights(self) -> None:
         """Run q, k and v as one product from now on; the parts become views of it."""
+        if self._qkv is not None:  # done before, for another drafter of the same modules
+            return
         parts = (self.q_proj, self.k_proj, self.v_proj)
         self._qkv, self._norms = join(parts), self._head_norms()
         share(self._qkv, parts)

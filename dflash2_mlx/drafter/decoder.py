@@ -34,6 +34,8 @@ class DrafterMLP(nn.Module):
 
     def join_weights(self) -> None:
         """Run gate and up as one product from now on; the parts become views of it."""
+        if self._gate_up is not None:  # done before, for another drafter of the same modules
+            return
         parts = (self.gate_proj, self.up_proj)
         self._gate_up = join(parts)
         share(self._gate_up, parts)

@@ -90,6 +90,11 @@ class DraftModel(nn.Module):
         """Activation dtype."""
         return self.norm.weight.dtype
 
+    @property
+    def prepared(self) -> bool:
+        """Whether weights were joined and passes compiled for inference."""
+        return self._norms is not None
+
     def new_context(self, batch: int = 1) -> DrafterContext:
         """An empty context for `batch` sequences."""
         window = None if self.config.context_window is None else self.config.sliding_window
