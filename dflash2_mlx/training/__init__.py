@@ -1,6 +1,6 @@
 """Training of drafters: blocks of a sequence in one pass, their losses, steps and checkpoints."""
 
-from .blocks import BlockBatch, block_batch, sample_anchors
+from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors
 from .data import read_documents
 from .export import export_drafter
 from .forward import block_hidden
@@ -15,6 +15,7 @@ __all__ = [
     "Document",
     "DrafterShape",
     "LossParts",
+    "Pack",
     "StepReport",
     "TrainEvent",
     "TrainSettings",
@@ -29,6 +30,7 @@ __all__ = [
     "initial_weights",
     "mask_token",
     "new_drafter",
+    "pack",
     "parameter_count",
     "position_weights",
     "read_documents",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,10 +27,12 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from ..drafter.model import DraftModel
 from ..errors import CheckpointError, ConfigError
 from ..targets.base import Target
-from .blocks import BlockBatch, block_batch, sample_anchors
+from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors
 from .forward import block_hidden
 from .losses import LossParts, block_losses
 
+MOST_LOGITS = 1 << 22  # numbers in a pass's logits: larger passes gain nothing and take memory
+MOST_PADDING = 1.3  # rows of the target's pass, padding included, by tokens
 _KEPT = 2  # checkpoints that stay on disk
 
 
@@ -123,14 +125,14 @@ class Trainer:
         """Learn from the next `sequences` documents."""
         number, count = self.step_number, self.settings.sequences
         total: Any = None
-        sums = np.zeros(6)
-        for index in range(count):
-            taps, blocks = self._prepare(number, index)
+        sums: Any = None
+        for taps, blocks in self._passes(number):
             (_, parts), gradients = self._gradients(taps, blocks)
-            scaled = tree_map(lambda gradient: gradient / count, gradients)
-            total = scaled if total is None else tree_map(mx.add, total, scaled)
-            mx.eval(total, list(vars(parts).values()))  # one sequence's graph at a time
-            sums += np.array([array.item() for array in vars(parts).values()])
+            found = mx.stack(list(vars(parts).values()))
+            total = gradients if total is None else tree_map(mx.add, total, gradients)
+            sums = found if sums is None else sums + found
+            mx.eval(total, sums)  # one pass's graph at a time
+        total = tree_map(lambda gradient: gradient / count, total)
         total, norm = optim.clip_grad_norm(total, self.settings.clip)
         rate = self.settings.rate(number)
         self._optimizer.learning_rate = rate
@@ -142,35 +144,43 @@ class Trainer:
         loss = (base + selector) / count
         return StepReport(number, loss, base / count, selector / count, *shares, rate, norm.item())
 
-    def _prepare(self, step: int, index: int) -> tuple[mx.array, BlockBatch]:
-        """Taps of the target and the blocks of one document of a step."""
-        serial = step * self.settings.sequences + index
+    def _passes(self, step: int) -> Iterator[tuple[mx.array, Pack]]:
+        """The documents of a step, several to a pass: the target's taps, and the blocks."""
+        serials = range(step * self.settings.sequences, (step + 1) * self.settings.sequences)
+        drawn = sorted((self._draw(serial) for serial in serials), key=lambda pair: len(pair[0].tokens))
+        for group in _grouped(drawn, self._most_rows()):
+            yield self._taps([document for document, _ in group]), pack([blocks for _, blocks in group])
+
+    def _draw(self, serial: int) -> tuple[Document, BlockBatch]:
+        """The document that stands at `serial` in the whole run's order, and blocks of it."""
         epoch, place = divmod(serial, len(self.useful))
         document = self.useful[_epoch_order(self.settings.seed, epoch, len(self.useful))[place]]
         rng = np.random.default_rng((self.settings.seed, 2, serial))
         anchors = sample_anchors(document.supervised, self.settings.anchors, rng)
-        blocks = block_batch(document.tokens, document.supervised, anchors, self.drafter.config.block_size)
-        ids = mx.array(document.tokens[None], dtype=mx.int32)
-        out = self.target.forward(
-            ids, self.target.new_state(1), taps=self.drafter.config.target_layer_ids, last_only=True
-        )
+        return document, block_batch(document.tokens, document.supervised, anchors, self.drafter.config.block_size)
+
+    def _most_rows(self) -> int:
+        """Rows of a pass: as many as keep logits within bounds."""
+        return max(1, MOST_LOGITS // self.drafter.config.vocab_size)
+
+    def _taps(self, documents: Sequence[Document]) -> mx.array:
+        """The target's hidden states: [N, S, T*D], shorter documents padded at their end, which nothing looks at."""
+        ids = np.zeros((len(documents), max(len(document.tokens) for document in documents)), dtype=np.int32)
+        for row, document in zip(ids, documents, strict=True):
+            row[: len(document.tokens)] = document.tokens
+        state = self.target.new_state(len(documents))
+        out = self.target.forward(mx.array(ids), state, taps=self.drafter.config.target_layer_ids, last_only=True)
         assert out.taps is not None
         taps = mx.stop_gradient(out.taps)
         mx.eval(taps)
-        return taps, blocks
+        return taps
 
-    def _loss(self, taps: mx.array, blocks: BlockBatch) -> tuple[mx.array, LossParts]:
+    def _loss(self, taps: mx.array, blocks: Pack) -> tuple[mx.array, LossParts]:
         drafter, target = self.drafter, self.target
         embeddings = drafter.block_embeddings(mx.array(blocks.tokens), drafter.config.block_size, target)
-        hidden = block_hidden(drafter, taps, embeddings, mx.array(blocks.anchors))[:, 1:]
-        parts = block_losses(
-            drafter,
-            hidden,
-            target.head(hidden.astype(embeddings.dtype)),
-            mx.array(blocks.labels),
-            mx.array(blocks.supervised),
-            mx.array(blocks.previous),
-        )
+        hidden = block_hidden(drafter, taps, embeddings, blocks.anchors, blocks.counts)
+        asked = hidden.reshape(-1, hidden.shape[-1])[mx.array(blocks.rows)]
+        parts = block_losses(drafter, asked, target.head(asked.astype(embeddings.dtype)), blocks)
         return parts.total, parts
 
     # Checkpoints.
@@ -233,3 +243,20 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _has_anchor(document: Document) -> bool:
     return bool((document.supervised[:-1] & document.supervised[1:]).any())
+
+
+def _grouped(
+    drawn: Sequence[tuple[Document, BlockBatch]], most_rows: int
+) -> Iterator[list[tuple[Document, BlockBatch]]]:
+    """Neighbours that fit in one pass: few enough rows, and little padding for the target."""
+    group: list[tuple[Document, BlockBatch]] = []
+    rows = tokens = 0
+    for document, blocks in drawn:
+        more, length = int(blocks.supervised.sum()), len(document.tokens)
+        padded = length * (len(group) + 1)
+        if group and (rows + more > most_rows or padded > MOST_PADDING * (tokens + length)):
+            yield group
+            group, rows, tokens = [], 0, 0
+        group.append((document, blocks))
+        rows, tokens = rows + more, tokens + length
+    yield group
