@@ -126,17 +126,26 @@ def _attend(
     shared = heads // kv_heads
     # Query heads that share keys stand beside each other, so each product takes them as more rows.
     inside = queries.reshape(blocks, kv_heads, shared * rows, dim) @ own_keys.swapaxes(-1, -2)
-    inside = inside.reshape(blocks, heads, rows, rows).transpose(1, 0, 2, 3)
+    inside = inside.astype(mx.float32).reshape(blocks, heads, rows, rows)
     if hidden.inside is not None:
         inside = inside + hidden.inside
     across = queries.transpose(1, 0, 2, 3).reshape(kv_heads, shared * blocks * rows, dim) @ keys.swapaxes(-1, -2)
-    across = across.reshape(heads, blocks, rows, length) + hidden.across
-    weights = mx.softmax(mx.concatenate([across, inside], axis=-1), axis=-1, precise=True)
-    within = weights[..., length:].transpose(1, 0, 2, 3).reshape(blocks, kv_heads, shared * rows, rows)
-    out = (within @ own_values).reshape(blocks, heads, rows, dim).transpose(0, 2, 1, 3)
-    seen = weights[..., :length].reshape(kv_heads, shared * blocks * rows, length) @ values
-    out = out + seen.reshape(heads, blocks, rows, dim).transpose(1, 2, 0, 3)
-    return out.reshape(blocks, rows, heads * dim)
+    across = across.astype(mx.float32).reshape(heads, blocks, rows, length) + hidden.across
+    # One softmax over both parts, without putting them side by side, which would copy every score several times.
+    highest = _blocks_first(mx.max(across, axis=-1, keepdims=True)) if length else -mx.inf
+    highest = mx.stop_gradient(mx.maximum(highest, mx.max(inside, axis=-1, keepdims=True)))
+    inside = mx.exp(inside - highest)
+    across = mx.exp(across - highest.transpose(1, 0, 2, 3))
+    total = inside.sum(axis=-1, keepdims=True) + _blocks_first(across.sum(axis=-1, keepdims=True))
+    own = inside.astype(values.dtype).reshape(blocks, kv_heads, shared * rows, rows) @ own_values
+    seen = across.astype(values.dtype).reshape(kv_heads, shared * blocks * rows, length) @ values
+    out = own.reshape(blocks, heads, rows, dim) + _blocks_first(seen.reshape(heads, blocks, rows, dim))
+    return (out / total).astype(values.dtype).transpose(0, 2, 1, 3).reshape(blocks, rows, heads * dim)
+
+
+def _blocks_first(heads: mx.array) -> mx.array:
+    """[H, A, ...] -> [A, H, ...]."""
+    return heads.swapaxes(0, 1)
 
 
 def _hidden(config: DrafterConfig, kind: tuple[str, bool], anchors: np.ndarray, rows: int, group: _Group) -> _Hidden:

@@ -124,14 +124,7 @@ class Trainer:
     def step(self) -> StepReport:
         """Learn from the next `sequences` documents."""
         number, count = self.step_number, self.settings.sequences
-        total: Any = None
-        sums: Any = None
-        for taps, blocks in self._passes(number):
-            (_, parts), gradients = self._gradients(taps, blocks)
-            found = mx.stack(list(vars(parts).values()))
-            total = gradients if total is None else tree_map(mx.add, total, gradients)
-            sums = found if sums is None else sums + found
-            mx.eval(total, sums)  # one pass's graph at a time
+        sums, total = self.gradients(number)
         total = tree_map(lambda gradient: gradient / count, total)
         total, norm = optim.clip_grad_norm(total, self.settings.clip)
         rate = self.settings.rate(number)
@@ -139,15 +132,32 @@ class Trainer:
         self._optimizer.update(self.drafter, total)
         mx.eval(self.drafter.parameters(), self._optimizer.state, norm)
         self.step_number += 1
-        base, selector, asked, first, recalled, selected = sums.tolist()
+        numbers: Any = sums.tolist()
+        base, selector, asked, first, recalled, selected = numbers
         shares = (first / asked, recalled / asked, selected / asked)
         loss = (base + selector) / count
         return StepReport(number, loss, base / count, selector / count, *shares, rate, norm.item())
 
-    def _passes(self, step: int) -> Iterator[tuple[mx.array, Pack]]:
+    def gradients(self, step: int) -> tuple[mx.array, Any]:
+        """Sums over the sequences of a step: the six `LossParts`, and the gradients of their losses by parameter."""
+        total: Any = None
+        sums: Any = None
+        for taps, blocks in self.passes(step):
+            (_, parts), gradients = self._gradients(taps, blocks)
+            found = mx.stack(list(vars(parts).values()))
+            total = gradients if total is None else tree_map(mx.add, total, gradients)
+            sums = found if sums is None else sums + found
+            mx.eval(total, sums)  # one pass's graph at a time
+        return sums, total
+
+    def drawn(self, step: int) -> list[tuple[Document, BlockBatch]]:
+        """The documents of a step and their blocks."""
+        count = self.settings.sequences
+        return [self._draw(serial) for serial in range(step * count, (step + 1) * count)]
+
+    def passes(self, step: int) -> Iterator[tuple[mx.array, Pack]]:
         """The documents of a step, several to a pass: the target's taps, and the blocks."""
-        serials = range(step * self.settings.sequences, (step + 1) * self.settings.sequences)
-        drawn = sorted((self._draw(serial) for serial in serials), key=lambda pair: len(pair[0].tokens))
+        drawn = sorted(self.drawn(step), key=lambda pair: len(pair[0].tokens))
         for group in _grouped(drawn, self._most_rows()):
             yield self._taps([document for document, _ in group]), pack([blocks for _, blocks in group])
 

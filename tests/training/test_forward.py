@@ -44,9 +44,9 @@ def test_a_block_knows_nothing_at_or_after_its_anchor_and_nothing_of_other_block
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_several_sequences_are_each_as_if_alone(name, monkeypatch):
-    monkeypatch.setattr(forward, "_GROUP", 2)  # so that the third sequence needs two groups
+    monkeypatch.setattr(forward, "_GROUP", 2)  # so that the last sequence needs two groups
     drafter = make_tiny_drafter(**VARIANTS[name])
-    lengths, anchors = [21, 6, 17], [[0, 13], [2], [1, 4, 15]]
+    lengths, anchors = [21, 6, 4, 17], [[0, 13], [2], [0], [1, 4, 15]]
     each = [taps(length, drafter) + number for number, length in enumerate(lengths)]
     counts = [len(places) for places in anchors]
     blocks = drafter.block_embeddings(mx.arange(sum(counts)) + 40, WIDTH, TABLES)

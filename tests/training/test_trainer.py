@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten
 
 import dflash2_mlx as d2
 from dflash2_mlx import training
@@ -155,9 +155,9 @@ def test_nothing_to_learn_is_refused():
 
 def test_every_step_draws_its_own_blocks():
     run_ = trainer(replace(SETTINGS, anchors=5))
-    draws = [tuple(run_._draw(serial)[1].anchors.tolist()) for serial in range(12)]
+    draws = [tuple(blocks.anchors.tolist()) for step in range(6) for _, blocks in run_.drawn(step)]
     assert {len(draw) for draw in draws} == {5} and len(set(draws)) == 12
-    assert tuple(trainer(replace(SETTINGS, anchors=5))._draw(9)[1].anchors.tolist()) == draws[9]
+    assert tuple(trainer(replace(SETTINGS, anchors=5)).drawn(4)[1][1].anchors.tolist()) == draws[9]
 
 
 @pytest.mark.parametrize("changes", [{}, {"architectures": ["DFlashDraftModel"]}, {"sliding_window": 40}])
@@ -169,29 +169,25 @@ def test_a_step_is_what_one_sequence_at_a_time_gives(monkeypatch, changes, most_
         run_.drafter.update(
             tree_unflatten([(name, array + 0.05 * mx.random.normal(array.shape, key=mx.random.key(1)))])
         )
-    sums, want = one_by_one.gradients(run_.drafter, run_.target, [run_._draw(serial) for serial in range(5)])
-    got = None
-    for taps, blocks in run_._passes(0):
-        (_, parts), found = run_._gradients(taps, blocks)
-        got = found if got is None else tree_map(mx.add, got, found)
-        sums = [have - part.item() for have, part in zip(sums, vars(parts).values(), strict=True)]
-    np.testing.assert_allclose(sums, 0, atol=2e-4)
+    sums, want = one_by_one.gradients(run_.drafter, run_.target, run_.drawn(0))
+    parts, got = run_.gradients(0)
+    np.testing.assert_allclose(parts, sums, rtol=2e-5)
     for (name, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * float(mx.abs(other).max()) + 1e-9, err_msg=name)
 
 
 def test_passes_are_as_large_as_is_allowed(monkeypatch):
     run_ = trainer(replace(SETTINGS, sequences=6))
-    assert len(list(run_._passes(0))) > 1  # short and long sequences apart: padding
+    assert len(list(run_.passes(0))) > 1  # short and long sequences apart: padding
     for most, passes in ((1, 6), (1 << 30, 1)):
         monkeypatch.setattr(training.trainer, "MOST_LOGITS", most)
         monkeypatch.setattr(training.trainer, "MOST_PADDING", 9.0)
-        assert len(list(run_._passes(0))) == passes
+        assert len(list(run_.passes(0))) == passes
 
 
 def test_a_step_learns_from_the_mean_of_its_sequences():
     alone, together = trainer(), trainer()
-    _, total = one_by_one.gradients(alone.drafter, alone.target, [alone._draw(serial) for serial in range(2)])
+    _, total = one_by_one.gradients(alone.drafter, alone.target, alone.drawn(0))
     norm = sum((array**2).sum().item() for _, array in tree_flatten(total)) ** 0.5 / 2
     assert together.step().gradient == pytest.approx(norm, rel=1e-4)
 
