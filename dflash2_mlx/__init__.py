@@ -18,6 +18,7 @@ from .errors import (
     PairError,
     PromptError,
     SettingError,
+    TrainingError,
     UnsupportedModelError,
 )
 from .generate import (
@@ -57,6 +58,7 @@ __all__ = [
     "Session",
     "SettingError",
     "TokenLogprob",
+    "TrainingError",
     "UnsupportedModelError",
     "Verdict",
     "collect",

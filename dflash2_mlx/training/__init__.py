@@ -1,14 +1,17 @@
 """Training of drafters: blocks of a sequence in one pass, their losses, steps and checkpoints."""
 
 from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors
+from .checkpoints import newest_checkpoint, resume_checkpoint, save_checkpoint
 from .data import read_documents
 from .export import export_drafter
 from .forward import block_hidden
-from .initial import initial_weights, new_drafter
+from .initial import existing_config, initial_weights, load_initial, new_drafter
 from .losses import LossParts, block_losses, position_weights
-from .recipe import DrafterShape, config_for, default_taps, mask_token, parameter_count
-from .run import TrainEvent, acceptance_length, train
-from .trainer import Document, StepReport, Trainer, TrainSettings
+from .recipe import DrafterShape, config_for, default_taps, mask_token, memory_estimate, parameter_count
+from .run import Start, TrainEvent, acceptance_length, train
+from .settings import Document, StepReport, TrainSettings
+from .taps import TapsCache, document_taps
+from .trainer import Trainer
 
 __all__ = [
     "BlockBatch",
@@ -16,7 +19,9 @@ __all__ = [
     "DrafterShape",
     "LossParts",
     "Pack",
+    "Start",
     "StepReport",
+    "TapsCache",
     "TrainEvent",
     "TrainSettings",
     "Trainer",
@@ -26,14 +31,21 @@ __all__ = [
     "block_losses",
     "config_for",
     "default_taps",
+    "document_taps",
+    "existing_config",
     "export_drafter",
     "initial_weights",
+    "load_initial",
     "mask_token",
+    "memory_estimate",
     "new_drafter",
+    "newest_checkpoint",
     "pack",
     "parameter_count",
     "position_weights",
     "read_documents",
+    "resume_checkpoint",
     "sample_anchors",
+    "save_checkpoint",
     "train",
 ]

@@ -17,7 +17,7 @@ import jinja2
 import numpy as np
 
 from ..errors import ConfigError
-from .trainer import Document
+from .settings import Document
 
 
 def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Document]:

@@ -48,12 +48,16 @@ def position_weights(block_size: int) -> np.ndarray:
     return np.array([math.exp(-k / gamma) for k in range(block_size - 1)], dtype=np.float32)
 
 
-def block_losses(drafter: DraftModel, hidden: mx.array, raw_logits: mx.array, asked: Pack) -> LossParts:
+def block_losses(
+    drafter: DraftModel, hidden: mx.array, raw_logits: mx.array, asked: Pack, *, selector: bool = True
+) -> LossParts:
     """Losses of the rows that ask for something.
 
     Shapes:
         hidden:     [R, D] those rows, final norm applied
         raw_logits: [R, V] of the borrowed head
+    Args:
+        selector: False leaves a selector out, as if the drafter had none.
     """
     config = drafter.config
     logits = drafter.scale_logits(raw_logits)
@@ -67,15 +71,15 @@ def block_losses(drafter: DraftModel, hidden: mx.array, raw_logits: mx.array, as
     is_label = ids == labels[:, None]
     recalled = is_label.any(axis=-1)
     first = ids[:, 0] == labels
-    selector, selected = mx.zeros(()), first
-    if config.selector_rank is not None:
+    chosen, selected = mx.zeros(()), first
+    if selector and config.selector_rank is not None:
         scores = mx.take_along_axis(logits, ids, axis=-1) + _true_edges(drafter, hidden, mx.array(asked.previous), ids)
         place = mx.argmax(is_label, axis=-1)
         kept = mx.array(weights) * recalled
-        selector = _mean_by_sequence(_cross_entropy(scores, place), kept, mx.array(owners))
+        chosen = _mean_by_sequence(_cross_entropy(scores, place), kept, mx.array(owners))
         selected = (mx.argmax(scores, axis=-1) == place) & recalled
     counts = (part.astype(mx.float32).sum() for part in (first, recalled, selected))
-    return LossParts(base, selector, mx.array(float(len(asked.rows))), *counts)
+    return LossParts(base, chosen, mx.array(float(len(asked.rows))), *counts)
 
 
 def _mean_by_sequence(losses: mx.array, weights: mx.array, owners: mx.array) -> mx.array:

@@ -14,7 +14,15 @@ import dflash2_mlx as d2
 from dflash2_mlx import training
 from dflash2_mlx.rounds import Request
 from dflash2_mlx.session import DFlash2Session
-from dflash2_mlx.training import Document, Trainer, TrainSettings, export_drafter, new_drafter
+from dflash2_mlx.training import (
+    Document,
+    Trainer,
+    TrainSettings,
+    export_drafter,
+    new_drafter,
+    resume_checkpoint,
+    save_checkpoint,
+)
 from tests.runs import PROMPT, lively_reply, lively_target, run
 from tests.tiny import VOCAB, drafter_config
 from tests.training import one_by_one
@@ -76,9 +84,9 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path: Path):
     first = trainer()
     for _ in range(5):
         first.step()
-    first.save(tmp_path)
+    save_checkpoint(first, tmp_path)
     again = trainer()
-    assert again.resume(tmp_path) and again.step_number == 5
+    assert resume_checkpoint(again, tmp_path) and again.step_number == 5
     assert [again.step() for _ in range(3)] == curve[5:]
     for name, array in weights(whole).items():
         np.testing.assert_array_equal(weights(again)[name], array, err_msg=name)
@@ -86,29 +94,29 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path: Path):
 
 def test_without_a_checkpoint_a_run_starts_afresh(tmp_path: Path):
     (tmp_path / "step-0000009.partial").mkdir()  # killed while it was written
-    assert not trainer().resume(tmp_path)
+    assert not resume_checkpoint(trainer(), tmp_path)
 
 
 def test_old_checkpoints_go(tmp_path: Path):
     run_ = trainer()
     for _ in range(4):
         run_.step()
-        run_.save(tmp_path)
+        save_checkpoint(run_, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000003", "step-0000004"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 1e-3), ("seed", 5), ("sequences", 3), ("steps", 31)])
 def test_other_settings_do_not_continue_a_run(tmp_path: Path, name: str, value: float):
-    trainer().save(tmp_path)
+    save_checkpoint(trainer(), tmp_path)
     with pytest.raises(d2.ConfigError, match=f"{name}: got {value}, expected .* as in step-0000000"):
-        trainer(replace(SETTINGS, **{name: value})).resume(tmp_path)
+        resume_checkpoint(trainer(replace(SETTINGS, **{name: value})), tmp_path)
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path):
-    saved = trainer().save(tmp_path)
+    saved = save_checkpoint(trainer(), tmp_path)
     (saved / "optimizer.safetensors").write_bytes(b"cut")
     with pytest.raises(d2.CheckpointError, match="step-0000000: got an unreadable checkpoint"):
-        trainer().resume(tmp_path)
+        resume_checkpoint(trainer(), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
