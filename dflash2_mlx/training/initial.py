@@ -17,7 +17,7 @@ import mlx.core as mx
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import CheckpointError
-from ..load import find_config, find_files, read_config
+from ..load import Engine, check_pair, find_config, find_files, read_config
 from ..weights import check_drafter_files, expected_shapes, our_name
 
 _SPREAD = 0.02
@@ -33,14 +33,16 @@ def new_drafter(raw: Mapping[str, Any], *, seed: int = 0) -> DraftModel:
     return model
 
 
-def existing_config(source: str | Path) -> dict[str, Any]:
+def existing_config(source: str | Path, engine: Engine) -> dict[str, Any]:
     """The `config.json` of a drafter to start from.
 
     Raises:
         CheckpointError, ConfigError: it cannot be read or trained, named.
+        PairError: it was made for another target.
     """
     raw = read_config(find_config(source, "init"))
     config = DrafterConfig.from_dict(raw)
+    check_pair(config, engine.target_config)
     if config.quantization:
         raise CheckpointError(f"init: got the quantized drafter {str(source)!r}, expected float weights")
     return raw

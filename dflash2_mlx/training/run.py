@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import TrainingError
 from ..load import Engine
@@ -129,6 +130,23 @@ def train(
     owner().call(lambda: export_drafter(folder, raw_config, run.drafter, dtype=mx.bfloat16))
     (folder / "README.md").write_text(_readme(log, settings, notes or {}), encoding="utf-8")
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def cache_plan(engine: Engine, raw_config: Mapping[str, Any], documents: Sequence[Document], start: Start) -> str:
+    """What `start.cache_taps` will take, in words, before anything is written there.
+
+    Raises:
+        ConfigError: there is not enough room, or the folder holds other taps.
+    """
+    assert start.cache_taps is not None
+    layers, folder = DrafterConfig.from_dict(raw_config).target_layer_ids, start.cache_taps
+
+    def ask() -> int:
+        cache = TapsCache(folder, engine.target, layers, start.cache_dtype)
+        cache.check_room(documents)
+        return cache.missing_bytes(documents)
+
+    return f"taps: {owner().call(ask) / 1e9:.3f} GB to be written to {folder} in {start.cache_dtype}"
 
 
 def acceptance_length(target: Target, drafter: DraftModel, documents: Sequence[Document]) -> float | None:

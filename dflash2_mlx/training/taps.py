@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..targets.base import Target
 from .files import room, save_tensors
 from .settings import Document
@@ -59,7 +59,8 @@ class TapsCache:
         if dtype not in _DTYPES:
             raise ConfigError(f"cache_dtype: got {dtype!r}, expected bfloat16 or float32")
         self.folder, self.target, self.layers, self.dtype = folder, target, tuple(layers), _DTYPES[dtype]
-        self._agree({"layers": list(layers), "dtype": dtype, "probe": self._probe()})
+        self._mine = {"layers": list(layers), "dtype": dtype, "probe": self._probe()}
+        self._check_folder()
 
     def __call__(self, documents: Sequence[Document]) -> mx.array:
         """Shapes: [N, S, T*D], padded as by `document_taps`."""
@@ -88,11 +89,10 @@ class TapsCache:
     def _one(self, document: Document) -> mx.array:
         file = self._file(document)
         if file.exists():
-            stored: Any = mx.load(str(file))
-            taps: mx.array = stored["taps"]
-            return taps
+            return _read(file)
         taps = document_taps(self.target, [document], self.layers).astype(self.dtype)
         mx.eval(taps)
+        self._claim()
         own = file.with_name(f"{os.getpid()}-{file.name}")
         save_tensors(own, {"taps": taps})
         own.replace(file)
@@ -108,11 +108,9 @@ class TapsCache:
         numbers: Any = _taps(self.target, ids, self.layers)[0, -1].astype(mx.float32)[:8].tolist()
         return [float(number) for number in numbers]
 
-    def _agree(self, mine: dict[str, Any]) -> None:
-        file = self.folder / "taps.json"
+    def _check_folder(self) -> None:
+        file, mine = self.folder / "taps.json", self._mine
         if not file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(mine), encoding="utf-8")
             return
         try:
             theirs = json.loads(file.read_text(encoding="utf-8"))
@@ -126,3 +124,22 @@ class TapsCache:
                 )
         if probe.shape != (len(mine["probe"]),) or not np.allclose(probe, mine["probe"], rtol=0.05, atol=0.02):
             raise ConfigError(f"cache_taps: got another target, expected the one whose taps are kept in {self.folder}")
+
+    def _claim(self) -> None:
+        """Say whose taps these are, before the first of them is written."""
+        if not (self.folder / "taps.json").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            own = self.folder / f"{os.getpid()}-taps.json"
+            own.write_text(json.dumps(self._mine), encoding="utf-8")
+            own.replace(self.folder / "taps.json")
+
+
+def _read(file: Path) -> mx.array:
+    try:
+        stored: Any = mx.load(str(file))
+        taps: mx.array = stored["taps"]
+        mx.eval(taps)
+    except (RuntimeError, KeyError) as error:
+        line = " ".join(str(error).split())
+        raise CheckpointError(f"{file}: got unreadable taps ({line}), expected a whole file") from None
+    return taps

@@ -19,6 +19,7 @@ from dflash2_mlx.training import (
     Trainer,
     TrainSettings,
     export_drafter,
+    load_initial,
     new_drafter,
     resume_checkpoint,
     save_checkpoint,
@@ -207,3 +208,88 @@ def test_a_step_is_clipped():
         run_.step()
     moved = [max(np.abs(weights(run_)[name] - before[name]).max() for name in before) for run_ in (free, held)]
     assert moved[1] < 0.1 * moved[0]  # Adam divides by the gradient's size, but not by less than its epsilon
+
+
+def test_bfloat16_passes_teach_float32_weights():
+    wide, low = trainer(), trainer(replace(SETTINGS, dtype="bfloat16"))
+    (_, want), (_, got) = wide.gradients(0), low.gradients(0)
+    for (name, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True):
+        assert one.dtype == mx.float32, name
+        assert mx.abs(one - other).max().item() <= 0.25 * mx.abs(other).max().item() + 1e-6, name
+    assert not all(
+        mx.array_equal(one, other) for (_, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True)
+    )
+    reports = [low.step() for _ in range(10)]
+    assert reports[-1].loss < 0.99 * reports[0].loss
+    kinds = {array.dtype for tree in (low.drafter.parameters(), low.optimizer.state) for _, array in tree_flatten(tree)}
+    assert mx.bfloat16 not in kinds
+
+
+@pytest.mark.parametrize("part", ["conv", "selector"])
+def test_a_part_that_does_not_learn_stays_as_it_was_and_changes_nothing(part):
+    """With convolution and selector both off, a DFlash 2 drafter learns exactly what a DFlash drafter learns."""
+    run_ = trainer(replace(SETTINGS, **{part: False}))
+    before = weights(run_)
+    names = {name for name in before if {"conv": "_conv.", "selector": "candidate_selector."}[part] in name}
+    reports = [run_.step() for _ in range(3)]
+    after = weights(run_)
+    assert names and {name for name in before if np.array_equal(before[name], after[name])} == names
+    if part == "selector":
+        assert {report.selector for report in reports} == {0.0} and reports[0].selected == reports[0].top1
+        assert reports[0].base > 0
+
+
+def test_without_both_parts_it_is_a_dflash_drafter():
+    off = trainer(replace(SETTINGS, conv=False, selector=False))
+    plain = trainer(architectures=["DFlashDraftModel"])
+    shared = weights(plain)
+    off.drafter.load_weights([(name, mx.array(array)) for name, array in shared.items()], strict=False)
+    for run_ in (off, plain):
+        for _ in range(3):
+            run_.step()
+    for name, array in weights(plain).items():
+        np.testing.assert_allclose(weights(off)[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_before_it_is_learned(value):
+    run_ = trainer()
+    run_.step()
+    run_.drafter.fc.weight = run_.drafter.fc.weight * value
+    before = weights(run_)
+    with pytest.raises(d2.TrainingError, match=r"(loss|gradient): got nan at step 2, expected a finite number"):
+        run_.step()
+    assert all(np.array_equal(array, weights(run_)[name], equal_nan=True) for name, array in before.items())
+    assert run_.step_number == 1
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_ = trainer()
+    run_.step()
+    saved = save_checkpoint(run_, tmp_path)
+    run_.step()
+    monkeypatch.setattr("dflash2_mlx.training.files.room", lambda folder: 10)
+    with pytest.raises(d2.CheckpointError, match=r"free disk, expected .*; last good checkpoint: .*step-0000001$"):
+        save_checkpoint(run_, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [saved.name]
+    assert resume_checkpoint(trainer(), tmp_path)
+
+
+def test_another_drafter_or_start_does_not_continue_a_run(tmp_path: Path):
+    save_checkpoint(trainer(), tmp_path, {"init": None})
+    with pytest.raises(d2.ConfigError, match=r"drafter: got .*'sliding_window': 9"):
+        resume_checkpoint(trainer(sliding_window=9), tmp_path, {"init": None})
+    with pytest.raises(d2.ConfigError, match="init: got 'other', expected None as in step-0000000"):
+        resume_checkpoint(trainer(), tmp_path, {"init": "other"})
+
+
+def test_a_run_starts_from_an_existing_drafter(tmp_path: Path):
+    run_ = trainer()
+    run_.step()
+    export_drafter(tmp_path, drafter_config(), run_.drafter, dtype=mx.float32)
+    fresh = new_drafter(drafter_config(), seed=9)
+    load_initial(fresh, tmp_path)
+    for name, array in tree_flatten(fresh.parameters()):
+        np.testing.assert_array_equal(array, weights(run_)[name], err_msg=name)
+    with pytest.raises(d2.CheckpointError, match=r"fc\.weight: got shape"):
+        load_initial(new_drafter(drafter_config(target_layer_ids=[1])), tmp_path)
