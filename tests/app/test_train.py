@@ -101,10 +101,10 @@ def test_the_targets_own_replies_are_learned(run: Run, data: Path, tmp_path: Pat
     flags = ["--regenerate", "--regenerate-tokens", "9", "--prompt-tokens", "6", "--no-conv", "--dtype", "bfloat16"]
     ran = run("train", data, "--output", folder, "--cache-taps", tmp_path / "taps", *flags, *SMALL)
     assert ran.code == 0, ran.err
-    assert "regenerating: 3 of 3" in ran.err and "the target's replies are in" in ran.err
+    assert "regenerating: 6 of 6" in ran.err and "the target's replies are in" in ran.err
     said = [json.loads(line) for line in (folder / "regenerated.jsonl").read_text().splitlines()]
     assert said[0]["max_tokens"] == 9 and {line["prompt"] for line in said[1:]} == {6}
-    assert len(list((tmp_path / "taps").glob("*.safetensors"))) == 1  # three times the same document
+    assert len(list((tmp_path / "taps").glob("*.safetensors"))) == 2  # three times the same text of two pieces
     readme = (folder / "README.md").read_text()
     assert "| replies | the target's own |" in readme and "| learned | no convolution |" in readme
 

@@ -30,9 +30,16 @@ _dtypes = ("auto", "bfloat16", "float32")
 _precisions = ("float32", "bfloat16")
 
 
-def _layer_list(given: str | tuple[int, ...]) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class LayerList:
+    """One `--taps`; a class of its own because Typer takes a tuple for an option of several words."""
+
+    layers: tuple[int, ...]
+
+
+def _layer_list(given: str | LayerList) -> LayerList:
     """Parse 1,5,9."""
-    if isinstance(given, tuple):
+    if isinstance(given, LayerList):
         return given
     try:
         layers = tuple(int(part) for part in given.split(","))
@@ -40,7 +47,7 @@ def _layer_list(given: str | tuple[int, ...]) -> tuple[int, ...]:
         layers = ()
     if not layers or min(layers) < 0 or list(layers) != sorted(set(layers)):
         raise refuse(given, "rising layer numbers such as 1,5,9")
-    return layers
+    return LayerList(layers)
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class ShapeOptions:
         None
     )
     taps: Annotated[
-        tuple[int, ...] | None,
+        LayerList | None,
         _shape("--taps", "I,J,...", "Layers of the target it reads", _layer_list, default="up to 5, spread evenly"),
     ] = None
     window: Annotated[int | None, _shape("--window", "N", "Positions it sees", integer(1), default="2048")] = None
@@ -165,7 +172,7 @@ class ShapeOptions:
             self._agree_with(raw)
             return raw
         given = {
-            "block_size": self.block_size, "taps": self.taps, "window": self.window,
+            "block_size": self.block_size, "taps": self.taps and self.taps.layers, "window": self.window,
             "conv_kernel": self.conv_kernel, "selector_rank": self.selector_rank,
         }  # fmt: skip
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -181,14 +188,19 @@ class ShapeOptions:
         for name, theirs in (
             ("layers", config.num_layers),
             ("block_size", config.block_size),
-            ("taps", config.target_layer_ids),
+            ("taps", LayerList(config.target_layer_ids)),
             ("window", config.sliding_window),
             ("conv_kernel", config.conv_kernel_size),
             ("selector_rank", config.selector_rank),
         ):
             mine = vars(self)[name]
             if mine is not None and mine != theirs:
-                raise UsageError(f"--{name.replace('_', '-')}: got {mine}, expected {theirs} as in --init {self.init}")
+                option, got, wanted = name.replace("_", "-"), _shown(mine), _shown(theirs)
+                raise UsageError(f"--{option}: got {got}, expected {wanted} as in --init {self.init}")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value.layers)) if isinstance(value, LayerList) else str(value)
 
 
 @dataclass(frozen=True)
