@@ -126,13 +126,12 @@ def test_an_interrupted_run_says_the_same(tmp_path):
     whole = {(line["item"], line["turn"]): line for line in lines(tmp_path / "whole.jsonl")}
     cut = tmp_path / "cut.jsonl"
     events = regenerate(engine, ITEMS, cut, warm)
-    for _ in range(2):
-        next(events)
+    next(events)
     events.close()
     with cut.open("a") as file:
         file.write('{"item": 2, "tu')  # killed while a line was written
     rest = list(regenerate(engine, ITEMS, cut, replace(warm, batch=1)))
-    assert {event.found for event in rest} == {2} and rest[-1].done == 5
+    assert {event.found for event in rest} == {1} and rest[-1].done == 5
     assert {(line["item"], line["turn"]): line for line in lines(cut)} == whole
     before = cut.read_bytes()
     assert [event.done for event in regenerate(engine, ITEMS, cut, warm)] == [5]
