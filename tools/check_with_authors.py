@@ -2,8 +2,8 @@
 
     python tools/check_with_authors.py FOLDER
 
-Needs the authors' `dflash` 0.1.0 beside this repository on PYTHONPATH; it runs with the mlx and mlx-lm used here. Says what
-differs, and ends with 1 where hidden rows are further apart than rounding or a proposed token differs.
+Needs the authors' `dflash` 0.1.0 beside this repository on PYTHONPATH; it runs with the mlx and mlx-lm used here. Says
+what differs, and ends with 1 where hidden rows are further apart than rounding or a proposed token differs.
 """
 
 from __future__ import annotations
