@@ -59,7 +59,7 @@ class TapsCache:
         if dtype not in _DTYPES:
             raise ConfigError(f"cache_dtype: got {dtype!r}, expected bfloat16 or float32")
         self.folder, self.target, self.layers, self.dtype = folder, target, tuple(layers), _DTYPES[dtype]
-        self._mine = {"layers": list(layers), "dtype": dtype, "probe": self._probe()}
+        self._mine: dict[str, Any] = {"layers": list(layers), "dtype": dtype, "probe": self._probe()}
         self._check_folder()
 
     def __call__(self, documents: Sequence[Document]) -> mx.array:
