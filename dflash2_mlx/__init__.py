@@ -20,6 +20,7 @@ from .errors import (
     PairError,
     PromptError,
     SettingError,
+    TrainingError,
     UnsupportedModelError,
 )
 from .generate import (
@@ -61,6 +62,7 @@ __all__ = [
     "Session",
     "SettingError",
     "TokenLogprob",
+    "TrainingError",
     "UnsupportedModelError",
     "Verdict",
     "collect",

@@ -8,6 +8,7 @@ Dflash2Error
 ├── PairError              this drafter does not belong to this target
 ├── UnsupportedModelError  the target's family has no adapter
 ├── PromptError            the prompt is empty, malformed or longer than the model's context
+├── TrainingError          a training run cannot go on: its loss is no number any more
 └── ConstraintError        a `LogitConstraint` broke its contract
 
 Each message is one line that names the field, what was received and what was expected.
@@ -48,3 +49,7 @@ class PromptError(Dflash2Error, ValueError):
 
 class ConstraintError(Dflash2Error):
     """A LogitConstraint returned something unusable."""
+
+
+class TrainingError(Dflash2Error):
+    """A training run cannot go on."""

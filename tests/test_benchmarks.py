@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bench_decode, bench_kernels
+from benchmarks import bench_decode, bench_kernels, bench_train
 from benchmarks.machine import BadInput, run_command
 
 
@@ -74,3 +74,13 @@ def test_kernels_covers_every_operation(tmp_path: Path) -> None:
     files = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
     assert {timing["operation"].split(",")[0] for timing in timings} - {"edge_scores"} == files
     assert all(timing["median_ms"] >= timing["least_ms"] > 0 for timing in timings)
+
+
+def test_train_compares_both_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    bench_train.main(f"--size tiny --sequences 2 --anchors 3 --block-size 4 --repeats 2 --json {out}".split())
+    record = json.loads(out.read_text())
+    assert len(record["ratios"]) == len(record["rows"]) == 2 and 0 < record["target_share"] < 1
+    assert "rows per CPU second" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="--block-size: got 1, expected at least 2"):
+        bench_train.main(["--block-size", "1"])

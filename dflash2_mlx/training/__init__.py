@@ -1,37 +1,61 @@
 """Training of drafters: blocks of a sequence in one pass, their losses, steps and checkpoints."""
 
-from .blocks import BlockBatch, block_batch, sample_anchors
-from .data import read_documents
+from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors
+from .checkpoints import newest_checkpoint, resume_checkpoint, save_checkpoint
+from .data import Item, read_documents, read_items
 from .export import export_drafter
 from .forward import block_hidden
-from .initial import initial_weights, new_drafter
+from .initial import existing_config, initial_weights, load_initial, new_drafter
 from .losses import LossParts, block_losses, position_weights
-from .recipe import DrafterShape, config_for, default_taps, mask_token, parameter_count
-from .run import TrainEvent, acceptance_length, train
-from .trainer import Document, StepReport, Trainer, TrainSettings
+from .recipe import DrafterShape, config_for, default_taps, mask_token, memory_estimate, parameter_count
+from .regenerate import RegenerateEvent, Reply, ReplySettings, batch_replies, read_regenerated, regenerate
+from .run import Start, TrainEvent, acceptance_length, cache_plan, train
+from .settings import Document, StepReport, TrainSettings
+from .taps import TapsCache, document_taps
+from .trainer import Trainer
 
 __all__ = [
     "BlockBatch",
     "Document",
     "DrafterShape",
+    "Item",
     "LossParts",
+    "Pack",
+    "RegenerateEvent",
+    "Reply",
+    "ReplySettings",
+    "Start",
     "StepReport",
+    "TapsCache",
     "TrainEvent",
     "TrainSettings",
     "Trainer",
     "acceptance_length",
+    "batch_replies",
     "block_batch",
     "block_hidden",
     "block_losses",
+    "cache_plan",
     "config_for",
     "default_taps",
+    "document_taps",
+    "existing_config",
     "export_drafter",
     "initial_weights",
+    "load_initial",
     "mask_token",
+    "memory_estimate",
     "new_drafter",
+    "newest_checkpoint",
+    "pack",
     "parameter_count",
     "position_weights",
     "read_documents",
+    "read_items",
+    "read_regenerated",
+    "regenerate",
+    "resume_checkpoint",
     "sample_anchors",
+    "save_checkpoint",
     "train",
 ]

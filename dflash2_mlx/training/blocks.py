@@ -1,12 +1,14 @@
 """Which blocks of a sequence are trained on, and what each of their rows should predict.
 
-Owns: the choice of anchors, a block's tokens, labels and supervision. Host-side, NumPy: it is data preparation.
+Owns: the choice of anchors, a block's tokens, labels and supervision, and how blocks of several sequences stand in one
+pass. Host-side, NumPy: it is data preparation.
 
 Reference: DFlash 2 specification 7.1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,4 +64,45 @@ def block_batch(tokens: np.ndarray, supervised: np.ndarray, anchors: np.ndarray,
         labels=np.where(asked, tokens[place], 0).astype(np.int32),
         supervised=asked,
         previous=tokens[np.minimum(at - 1, len(tokens) - 1)].astype(np.int32),
+    )
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Blocks of several sequences in one pass, and the rows that ask for something.
+
+    Shapes:
+        counts:    blocks of each sequence
+        anchors, tokens: [A] int32, the blocks' first rows; the first sequence's come first
+        rows:      [R] int32, where the asking rows are among the A * B rows of all blocks
+        places:    [R] int32, their row in the block, 1..B - 1
+        sequences: [R] int32, whose rows they are
+        labels, previous: [R] int32
+    """
+
+    counts: tuple[int, ...]
+    anchors: np.ndarray
+    tokens: np.ndarray
+    rows: np.ndarray
+    places: np.ndarray
+    sequences: np.ndarray
+    labels: np.ndarray
+    previous: np.ndarray
+
+
+def pack(batches: Sequence[BlockBatch]) -> Pack:
+    """Put the blocks of several sequences side by side."""
+    supervised = np.concatenate([batch.supervised for batch in batches])
+    counts = tuple(len(batch.anchors) for batch in batches)
+    blocks, places = np.nonzero(supervised)
+    block_size = supervised.shape[1] + 1
+    return Pack(
+        counts=counts,
+        anchors=np.concatenate([batch.anchors for batch in batches]),
+        tokens=np.concatenate([batch.tokens for batch in batches]),
+        rows=(blocks * block_size + places + 1).astype(np.int32),
+        places=(places + 1).astype(np.int32),
+        sequences=np.repeat(np.arange(len(counts), dtype=np.int32), counts)[blocks],
+        labels=np.concatenate([batch.labels for batch in batches])[supervised],
+        previous=np.concatenate([batch.previous for batch in batches])[supervised],
     )

@@ -9,7 +9,8 @@ Reference: DFlash 2 specification 7.1.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ import jinja2
 import numpy as np
 
 from ..errors import ConfigError
-from .trainer import Document
+from .settings import Document
 
 
-def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Document]:
-    """Tokenize a JSONL file of {"text": ...} or {"messages": [...]} lines.
+@dataclass(frozen=True)
+class Item:
+    """One line of a file: `where` it stands, and its `text` or `messages`."""
 
-    Args:
-        tokenizer: the target's, with its chat template.
-        max_length: tokens of a sequence; longer texts become several, longer chats are cut.
+    where: str
+    content: Mapping[str, Any]
+
+
+def read_items(path: Path) -> list[Item]:
+    """Read a JSONL file of {"text": ...} or {"messages": [...]} lines.
+
     Raises:
         ConfigError: naming file, line, what it holds and what is expected.
     """
@@ -34,29 +40,78 @@ def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Docum
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no UTF-8 text"
         raise ConfigError(f"{path}: got an unreadable file ({reason}), expected JSON lines") from None
-    documents: list[Document] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            documents += _documents(f"{path}:{number}", line, tokenizer, max_length)
-    if not documents:
+    items = [_item(f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not items:
         raise ConfigError(f"{path}: got no documents, expected at least one line")
+    return items
+
+
+def _item(where: str, line: str) -> Item:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        content = None
+    fits = isinstance(content, dict) and (
+        isinstance(content.get("text"), str)
+        if "text" in content
+        else isinstance(content.get("messages"), list) and all(isinstance(m, dict) for m in content["messages"])
+    )
+    if not fits:
+        raise ConfigError(f'{where}: got {line[:60]!r}, expected {{"text": ...}} or {{"messages": [...]}}')
+    return Item(where, content)
+
+
+def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Document]:
+    """Tokenize a file that `read_items` reads.
+
+    Args:
+        tokenizer: the target's, with its chat template.
+        max_length: tokens of a sequence; longer texts become several, longer chats are cut.
+    Raises:
+        ConfigError: naming file, line, what it holds and what is expected.
+    """
+    documents: list[Document] = []
+    for item in read_items(path):
+        documents += _documents(item, tokenizer, max_length)
     return documents
 
 
-def _documents(where: str, line: str, tokenizer: Any, max_length: int) -> Iterator[Document]:
-    try:
-        item = json.loads(line)
-    except ValueError:
-        item = None
-    if not isinstance(item, dict) or not isinstance(item.get("text", item.get("messages")), str | list):
-        raise ConfigError(f'{where}: got {line[:60]!r}, expected {{"text": ...}} or {{"messages": [...]}}')
-    if "text" in item:
-        tokens = np.array(tokenizer.encode(item["text"]), dtype=np.int32)
-        for start in range(0, len(tokens), max_length):
-            piece = tokens[start : start + max_length]
-            yield Document(piece, np.ones(len(piece), dtype=bool))
+def _documents(item: Item, tokenizer: Any, max_length: int) -> Iterator[Document]:
+    if "messages" in item.content and "text" not in item.content:
+        yield _chat(item.where, item.content["messages"], tokenizer, max_length)
         return
-    yield _chat(where, item["messages"], tokenizer, max_length)
+    tokens = np.array(tokenizer.encode(item.content["text"]), dtype=np.int32)
+    for start in range(0, len(tokens), max_length):
+        piece = tokens[start : start + max_length]
+        yield Document(piece, np.ones(len(piece), dtype=bool))
+
+
+def prompt_of_turn(item: Item, tokenizer: Any, said: Sequence[str]) -> list[int]:
+    """Token ids of a chat up to an assistant's turn, with `said` in place of the turns before it.
+
+    Raises:
+        ConfigError: there is no chat template, or it refuses the chat.
+    """
+    if not tokenizer.has_chat_template:
+        raise ConfigError(f"{item.where}: got messages, expected text: the target has no chat template")
+    messages = []
+    replies = iter(said)
+    try:
+        for message in item.content["messages"]:
+            if message["role"] == "assistant":
+                reply = next(replies, None)
+                if reply is None:
+                    break
+                message = {**message, "content": reply}
+            messages.append(message)
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+    except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+        raise _refused(item.where, error) from None
+
+
+def _refused(where: str, error: Exception) -> ConfigError:
+    line = " ".join(str(error).split())
+    return ConfigError(f"{where}: got what the chat template refuses ({line}), expected a chat")
 
 
 def _chat(where: str, messages: list[Mapping[str, Any]], tokenizer: Any, max_length: int) -> Document:
@@ -74,8 +129,7 @@ def _chat(where: str, messages: list[Mapping[str, Any]], tokenizer: Any, max_len
             start, end = _shared(before, whole), _shared(until, whole)
             supervised[start:end] = True
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-        line = " ".join(str(error).split())
-        raise ConfigError(f"{where}: got what the chat template refuses ({line}), expected a chat") from None
+        raise _refused(where, error) from None
     return Document(np.array(whole[:max_length], dtype=np.int32), supervised[:max_length])
 
 

@@ -1,7 +1,7 @@
 """A drafter before its first step.
 
-Owns: initial weights. The convolution starts as the identity and the selector as silent, so an untrained DFlash 2
-drafter is a DFlash drafter.
+Owns: initial weights, new ones or a checkpoint's. The convolution starts as the identity and the selector as silent, so
+an untrained DFlash 2 drafter is a DFlash drafter.
 
 Reference: DFlash 2 specification 7.2.
 """
@@ -9,13 +9,16 @@ Reference: DFlash 2 specification 7.2.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
-from ..weights import expected_shapes
+from ..errors import CheckpointError
+from ..load import Engine, check_pair, find_config, find_files, read_config
+from ..weights import check_drafter_files, expected_shapes, our_name
 
 _SPREAD = 0.02
 _SILENT = ("kernel_projection.weight", "successor_codebook")
@@ -28,6 +31,36 @@ def new_drafter(raw: Mapping[str, Any], *, seed: int = 0) -> DraftModel:
     model.load_weights(list(initial_weights(config, seed).items()))
     mx.eval(model.parameters())
     return model
+
+
+def existing_config(source: str | Path, engine: Engine) -> dict[str, Any]:
+    """The `config.json` of a drafter to start from.
+
+    Raises:
+        CheckpointError, ConfigError: it cannot be read or trained, named.
+        PairError: it was made for another target.
+    """
+    raw = read_config(find_config(source, "init"))
+    config = DrafterConfig.from_dict(raw)
+    check_pair(config, engine.target_config)
+    if config.quantization:
+        raise CheckpointError(f"init: got the quantized drafter {str(source)!r}, expected float weights")
+    return raw
+
+
+def load_initial(drafter: DraftModel, source: str | Path) -> None:
+    """Put a checkpoint's weights into a new drafter, in float32.
+
+    Raises:
+        CheckpointError: its tensors are not those of `drafter`, named.
+    """
+    folder = find_files(source, "init")
+    weights: dict[str, mx.array] = {}
+    for file in sorted({info.file for info in check_drafter_files(folder, drafter.config).values()}):
+        tensors: Any = mx.load(str(file))
+        weights |= {our_name(name): array.astype(mx.float32) for name, array in tensors.items()}
+    drafter.load_weights(list(weights.items()))
+    mx.eval(drafter.parameters())
 
 
 def initial_weights(config: DrafterConfig, seed: int) -> dict[str, mx.array]:

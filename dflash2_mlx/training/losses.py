@@ -12,16 +12,18 @@ import math
 from dataclasses import dataclass
 
 import mlx.core as mx
+import numpy as np
 
 from ..drafter.model import DraftModel
 from ..kernels.top_candidates import top_candidates
+from .blocks import Pack
 
 _DECAY = {16: 7.0, 10: 5.0, 8: 4.0}
 
 
 @dataclass(frozen=True)
 class LossParts:
-    """Losses, and sums over the supervised rows; all scalars on the device.
+    """Losses, each a sum over sequences of the sequence's mean, and counts of rows; all scalars on the device.
 
     `selector` is 0 without a selector. Rows whose label is not among the candidates do not enter it.
     `asked`: supervised rows; of these `first`: backbone's best is the label; `recalled`: the label is a candidate;
@@ -40,56 +42,70 @@ class LossParts:
         return self.base + self.selector
 
 
-def position_weights(block_size: int) -> mx.array:
-    """exp(-(k - 1) / gamma) for rows k = 1..B-1: [B - 1]; gamma is about half a block."""
+def position_weights(block_size: int) -> np.ndarray:
+    """exp(-(k - 1) / gamma) for rows k = 1..B-1: [B - 1] float32; gamma is about half a block."""
     gamma = _DECAY.get(block_size, block_size / 2)
-    return mx.array([math.exp(-k / gamma) for k in range(block_size - 1)], dtype=mx.float32)
+    return np.array([math.exp(-k / gamma) for k in range(block_size - 1)], dtype=np.float32)
 
 
 def block_losses(
-    drafter: DraftModel,
-    hidden: mx.array,
-    raw_logits: mx.array,
-    labels: mx.array,
-    supervised: mx.array,
-    previous: mx.array,
+    drafter: DraftModel, hidden: mx.array, raw_logits: mx.array, asked: Pack, *, selector: bool = True
 ) -> LossParts:
-    """Losses of rows 1.. of each block.
+    """Losses of the rows that ask for something.
 
     Shapes:
-        hidden:     [A, N, D] rows 1.. of the blocks, final norm applied; N = B - 1
-        raw_logits: [A, N, V] of the borrowed head
-        labels, previous: [A, N] int32; supervised: [A, N] bool
+        hidden:     [R, D] those rows, final norm applied
+        raw_logits: [R, V] of the borrowed head
+    Args:
+        selector: False leaves a selector out, as if the drafter had none.
     """
-    logits = drafter.scale_logits(raw_logits)[..., : drafter.config.vocab_size]
-    weights = position_weights(hidden.shape[1] + 1) * supervised
-    losses = _cross_entropy(logits, labels)
-    base = (weights * losses).sum() / mx.maximum(weights.sum(), 1e-9)
-    ids, _ = top_candidates(mx.stop_gradient(logits), drafter.config.selector_top_k)
-    is_label = ids == labels[..., None]
-    recalled = is_label.any(axis=-1) & supervised
-    first = (ids[..., 0] == labels) & supervised
-    selector, selected = mx.zeros(()), first
-    if drafter.config.selector_rank is not None:
-        scores = mx.take_along_axis(logits, ids, axis=-1) + _true_edges(drafter, hidden, previous, ids)
+    config = drafter.config
+    logits = drafter.scale_logits(raw_logits)
+    if logits.shape[-1] > config.vocab_size:
+        logits = logits[:, : config.vocab_size]
+    labels = mx.array(asked.labels)
+    weights = position_weights(config.block_size)[asked.places - 1]
+    owners = asked.sequences[None] == np.arange(len(asked.counts))[:, None]
+    base = _mean_by_sequence(_cross_entropy(logits, labels), mx.array(weights), mx.array(owners))
+    ids, _ = top_candidates(mx.stop_gradient(logits), config.selector_top_k)
+    is_label = ids == labels[:, None]
+    recalled = is_label.any(axis=-1)
+    first = ids[:, 0] == labels
+    chosen, selected = mx.zeros(()), first
+    if selector and config.selector_rank is not None:
+        scores = mx.take_along_axis(logits, ids, axis=-1) + _true_edges(drafter, hidden, mx.array(asked.previous), ids)
         place = mx.argmax(is_label, axis=-1)
-        kept = weights * recalled
-        selector = (kept * _cross_entropy(scores, place)).sum() / mx.maximum(kept.sum(), 1e-9)
+        kept = mx.array(weights) * recalled
+        chosen = _mean_by_sequence(_cross_entropy(scores, place), kept, mx.array(owners))
         selected = (mx.argmax(scores, axis=-1) == place) & recalled
-    counts = (part.astype(mx.float32).sum() for part in (supervised, first, recalled, selected))
-    return LossParts(base, selector, *counts)
+    counts = (part.astype(mx.float32).sum() for part in (first, recalled, selected))
+    return LossParts(base, chosen, mx.array(float(len(asked.rows))), *counts)
+
+
+def _mean_by_sequence(losses: mx.array, weights: mx.array, owners: mx.array) -> mx.array:
+    """Sum over sequences of each one's weighted mean; a sequence without weight gives 0.
+
+    Shapes: losses, weights [R]; owners [N, R] bool, whose rows they are
+    """
+    share = owners * weights
+    return ((share * losses).sum(axis=-1) / mx.maximum(share.sum(axis=-1), 1e-9)).sum()
 
 
 def _cross_entropy(logits: mx.array, labels: mx.array) -> mx.array:
-    """[..., V] and [...] -> [...], float32."""
-    chosen = mx.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return mx.logsumexp(logits, axis=-1) - chosen
+    """[R, V] and [R] -> [R], float32.
+
+    `mx.logsumexp` raises e to every logit in the pass and once more for its gradient; on a CPU that is most of a loss.
+    """
+    highest = mx.stop_gradient(logits.max(axis=-1, keepdims=True))
+    total = mx.exp(logits - highest).sum(axis=-1)
+    chosen = mx.take_along_axis(logits, labels[:, None], axis=-1)
+    return mx.log(total) + (highest - chosen)[:, 0]
 
 
 def _true_edges(drafter: DraftModel, hidden: mx.array, previous: mx.array, ids: mx.array) -> mx.array:
-    """Scores of the candidates after the true predecessor: [A, N, K] float32."""
+    """Scores of the candidates after the true predecessor: [R, K] float32."""
     selector = drafter.candidate_selector
     known = mx.minimum(previous, selector.predecessor_codebook.shape[0] - 1)
     gated = selector.predecessor_codebook[known].astype(mx.float32) * selector.gate(hidden).astype(mx.float32)
     successors = selector.successor_codebook[ids].astype(mx.float32)
-    return (gated[..., None, :] * successors).sum(axis=-1)
+    return (gated[:, None] * successors).sum(axis=-1)

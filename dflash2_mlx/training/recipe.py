@@ -14,17 +14,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import DrafterConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, SettingError
 from ..load import Engine
 from ..targets.registry import text_config
 from ..weights import expected_shapes
+from .settings import TrainSettings
+from .trainer import MOST_LOGITS
 
 _DEEP = 16  # layers from which a target is not small
+_SILENT_RANK = 4  # of a selector that is there for the layout only
 
 
 @dataclass(frozen=True)
 class DrafterShape:
-    """What may be chosen; None takes the default for the target."""
+    """What may be chosen; None takes the default for the target.
+
+    There is no layout for one of convolution and selector without the other. A drafter with one of them is a DFlash 2
+    drafter whose other part does nothing (a convolution of one tap that stays the identity, a silent selector), so any
+    program that reads DFlash 2 reads it; `TrainSettings` must say that this part does not learn.
+    """
 
     layers: int | None = None
     block_size: int = 8
@@ -32,6 +40,7 @@ class DrafterShape:
     window: int = 2048
     conv: bool = True
     selector: bool = True
+    conv_kernel: int = 2
     selector_rank: int | None = None
 
     def config(self, target_config: Mapping[str, Any], mask_token_id: int) -> dict[str, Any]:
@@ -45,24 +54,32 @@ class DrafterShape:
         heads = _number(text, "num_attention_heads")
         layers = self.layers or (2 if depth < _DEEP else 5)
         taps = self.taps or default_taps(depth, min(5, max(1, depth - 1)))
-        if max(taps) >= depth or min(taps) < 0:
-            raise ConfigError(f"taps: got {list(taps)}, expected layers of the target in 0..{depth - 1}")
-        if not 2 <= self.block_size <= 64:
-            raise ConfigError(f"block_size: got {self.block_size}, expected an integer in 2..64")
+        if max(taps) >= depth or min(taps) < 0 or list(taps) != sorted(set(taps)):
+            raise SettingError(f"taps: got {list(taps)}, expected rising layers of the target in 0..{depth - 1}")
+        for name, value, low, high in (
+            ("layers", layers, 1, 64), ("block_size", self.block_size, 2, 64), ("window", self.window, 1, None),
+            ("conv_kernel", self.conv_kernel, 1, 16), ("selector_rank", self.selector_rank or 1, 1, 4096),
+        ):  # fmt: skip
+            if value < low or (high is not None and value > high):
+                expected = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
+                raise ConfigError(f"{name}: got {value}, expected {expected}")
         group = next(size for size in (16, 8, 4, 2, 1) if hidden % size == 0)
         nested: dict[str, Any] = {
             "block_size": self.block_size,
             "mask_token_id": mask_token_id,
             "target_layer_ids": list(taps),
         }
-        if self.conv:
-            nested |= {"conv_kernel_size": 2, "conv_group_size": group}
-        if self.selector:
-            nested |= {"selector_rank": self.selector_rank or max(16, min(256, hidden // 8)), "selector_top_k": 16}
-        if self.conv != self.selector:
-            raise ConfigError("conv, selector: got one without the other, expected both (DFlash 2) or neither (DFlash)")
+        second = self.conv or self.selector
+        if second:
+            rank = (self.selector_rank or max(16, min(256, hidden // 8))) if self.selector else _SILENT_RANK
+            nested |= {
+                "conv_kernel_size": self.conv_kernel if self.conv else 1,
+                "conv_group_size": group,
+                "selector_rank": rank,
+                "selector_top_k": min(16, _number(text, "vocab_size")),
+            }
         return {
-            "architectures": ["DFlash2DraftModel" if self.conv else "DFlashDraftModel"],
+            "architectures": ["DFlash2DraftModel" if second else "DFlashDraftModel"],
             "model_type": "qwen3",
             "hidden_size": hidden,
             "num_hidden_layers": layers,
@@ -89,6 +106,26 @@ def parameter_count(raw: Mapping[str, Any]) -> int:
     """Numbers in a drafter of this config."""
     shapes = expected_shapes(DrafterConfig.from_dict(raw)).values()
     return sum(math.prod(shape) for shape in shapes)
+
+
+def memory_estimate(raw: Mapping[str, Any], settings: TrainSettings, length: int) -> tuple[int, int]:
+    """Roughly what a step takes beside the target, in bytes: weights with moments, and activations of a pass.
+
+    Args:
+        length: tokens of the longest document.
+
+    Counted for activations: what each layer keeps for the gradient in a pass of one sequence or of `MOST_LOGITS`
+    logits, whichever is more, and logits with their gradients. MLX frees and reuses in between, so it may be less.
+    """
+    config = DrafterConfig.from_dict(raw)
+    asked = settings.anchors * (config.block_size - 1)
+    rows = max(asked, min(MOST_LOGITS // config.vocab_size, asked * settings.sequences)) * config.block_size
+    rows //= config.block_size - 1
+    size = 2 if settings.dtype == "bfloat16" else 4
+    per_layer = 24 * config.hidden_size + 5 * config.intermediate_size + 3 * config.num_heads * length
+    context = length * (len(config.target_layer_ids) + 4) * config.hidden_size
+    activations = size * (rows * per_layer * config.num_layers + context) + 4 * 5 * rows * config.vocab_size
+    return 16 * parameter_count(raw), activations
 
 
 def config_for(engine: Engine, shape: DrafterShape) -> dict[str, Any]:

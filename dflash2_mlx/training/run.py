@@ -17,18 +17,39 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..config import DrafterConfig
 from ..drafter.model import DraftModel
+from ..errors import TrainingError
 from ..load import Engine
 from ..rounds import Request
 from ..runtime import owner
 from ..session import DFlash2Session
 from ..stats import GenerationStats, RoundResult
 from ..targets.base import Target
+from .checkpoints import newest_checkpoint, resume_checkpoint, save_checkpoint
 from .export import export_drafter
-from .initial import new_drafter
-from .trainer import Document, StepReport, Trainer, TrainSettings
+from .initial import load_initial, new_drafter
+from .settings import Document, StepReport, TrainSettings
+from .taps import TapsCache
+from .trainer import Trainer
 
 VALIDATION_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins with.
+
+    `init` is a drafter's folder or Hub id whose weights it starts from; None draws new ones. `cache_taps` is a folder
+    for the target's hidden states, kept in `cache_dtype`; None computes them whenever a document comes.
+    """
+
+    init: str | None = None
+    cache_taps: Path | None = None
+    cache_dtype: str = "bfloat16"
+
+
+_FRESH = Start()
 
 
 @dataclass(frozen=True)
@@ -55,6 +76,7 @@ def train(
     validation: Sequence[Document] = (),
     every: int = 200,
     notes: Mapping[str, str] | None = None,
+    start: Start = _FRESH,
 ) -> Iterator[TrainEvent]:
     """Train a drafter for the engine's target.
 
@@ -64,14 +86,24 @@ def train(
         validation: documents that are decoded, not learned, every `every` steps and at the end.
         every: steps between checkpoints.
         notes: lines for the README of the result, such as where the data came from.
+        start: what weights begin as, and where taps are kept.
     Raises:
-        ConfigError, CheckpointError: see `Trainer`.
+        ConfigError, CheckpointError: see `Trainer`, `resume_checkpoint`, `TapsCache`.
+        TrainingError: the loss is no number any more; the last good checkpoint is named.
     """
     checkpoints, log = folder / "checkpoints", folder / "train.jsonl"
+    marks = {"init": start.init}
 
     def begin() -> Trainer:
-        run = Trainer(engine.target, new_drafter(raw_config, seed=settings.seed), documents, settings)
-        run.resume(checkpoints)
+        drafter = new_drafter(raw_config, seed=settings.seed)
+        if start.init is not None:
+            load_initial(drafter, start.init)
+        cache = None
+        if start.cache_taps is not None:
+            cache = TapsCache(start.cache_taps, engine.target, drafter.config.target_layer_ids, start.cache_dtype)
+            cache.check_room(documents)
+        run = Trainer(engine.target, drafter, documents, settings, cache)
+        resume_checkpoint(run, checkpoints, marks)
         return run
 
     run = owner().call(begin)
@@ -80,11 +112,15 @@ def train(
     _cut_log(log, resumed)
     while run.step_number < settings.steps:
         began = time.perf_counter()
-        report = owner().call(run.step)
+        try:
+            report = owner().call(run.step)
+        except TrainingError as error:
+            kept = newest_checkpoint(checkpoints)
+            raise TrainingError(f"{error}; last good checkpoint: {kept or 'none'}") from None
         last = run.step_number == settings.steps
         acceptance = None
         if last or run.step_number % every == 0:
-            owner().call(lambda: run.save(checkpoints))
+            owner().call(lambda: save_checkpoint(run, checkpoints, marks))
             if validation:
                 acceptance = owner().call(lambda: acceptance_length(engine.target, run.drafter, validation))
         event = TrainEvent(report, settings.steps, time.perf_counter() - began, acceptance, resumed)
@@ -94,6 +130,23 @@ def train(
     owner().call(lambda: export_drafter(folder, raw_config, run.drafter, dtype=mx.bfloat16))
     (folder / "README.md").write_text(_readme(log, settings, notes or {}), encoding="utf-8")
     shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def cache_plan(engine: Engine, raw_config: Mapping[str, Any], documents: Sequence[Document], start: Start) -> str:
+    """What `start.cache_taps` will take, in words, before anything is written there.
+
+    Raises:
+        ConfigError: there is not enough room, or the folder holds other taps.
+    """
+    assert start.cache_taps is not None
+    layers, folder = DrafterConfig.from_dict(raw_config).target_layer_ids, start.cache_taps
+
+    def ask() -> int:
+        cache = TapsCache(folder, engine.target, layers, start.cache_dtype)
+        cache.check_room(documents)
+        return cache.missing_bytes(documents)
+
+    return f"taps: {owner().call(ask) / 1e9:.3f} GB to be written to {folder} in {start.cache_dtype}"
 
 
 def acceptance_length(target: Target, drafter: DraftModel, documents: Sequence[Document]) -> float | None:
@@ -114,6 +167,11 @@ def acceptance_length(target: Target, drafter: DraftModel, documents: Sequence[D
     return stats.acceptance_length
 
 
+def _learns(settings: TrainSettings) -> str:
+    parts = {"convolution": settings.conv, "selector": settings.selector}
+    return ", ".join(f"no {name}" for name, learns in parts.items() if not learns) or "all parts"
+
+
 def _cut_log(log: Path, step: int) -> None:
     """Leave out what was logged after the checkpoint that the run goes on from."""
     if not log.is_file():
@@ -130,6 +188,8 @@ def _readme(log: Path, settings: TrainSettings, notes: Mapping[str, str]) -> str
         "sequences per step": str(settings.sequences),
         "blocks per sequence": str(settings.anchors),
         "learning rate": f"{settings.learning_rate:g}",
+        "computed in": settings.dtype,
+        "learned": _learns(settings),
         "loss of the last step": f"{last['loss']:.3f}",
         "top-1 of the backbone": f"{last['top1']:.3f}",
         "candidate recall": f"{last['recall']:.3f}",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.load import check_pair
-from dflash2_mlx.training import DrafterShape, config_for, default_taps, new_drafter, parameter_count
+from dflash2_mlx.training import (
+    DrafterShape,
+    TrainSettings,
+    config_for,
+    default_taps,
+    memory_estimate,
+    new_drafter,
+    parameter_count,
+)
 from dflash2_mlx.weights import expected_shapes
 from tests.tiny import TARGET_CONFIGS
 
@@ -51,8 +61,12 @@ def test_taps_are_layers_of_the_target_in_order(depth):
     [
         (DrafterShape(block_size=1), "block_size: got 1"),
         (DrafterShape(taps=(0, 64)), "taps: got"),
-        (DrafterShape(conv=False), "conv, selector"),
-        (DrafterShape(selector=False), "conv, selector"),
+        (DrafterShape(taps=(5, 2)), "taps: got"),
+        (DrafterShape(taps=(2, 2)), "taps: got"),
+        (DrafterShape(layers=65), "layers: got 65"),
+        (DrafterShape(window=0), "window: got 0"),
+        (DrafterShape(conv_kernel=0), "conv_kernel: got 0"),
+        (DrafterShape(selector_rank=5000), "selector_rank: got 5000"),
     ],
 )
 def test_impossible_shapes(shape, words):
@@ -72,3 +86,31 @@ def test_the_embedded_target():
     check_pair(config, engine.target_config)
     assert config.block_size == 5 and 0 <= config.mask_token_id < engine.target.spec.embedding_rows
     assert config.mask_token_id not in engine.stop_token_ids
+
+
+@pytest.mark.parametrize(("conv", "selector"), [(True, False), (False, True)])
+def test_one_part_without_the_other_is_a_dflash_2_drafter_that_does_not_use_it(conv, selector):
+    raw = DrafterShape(conv=conv, selector=selector, conv_kernel=3, selector_rank=48).config(LARGE, 0)
+    config = d2.DrafterConfig.from_dict(raw)
+    assert config.version == 2
+    assert (config.conv_kernel_size, config.selector_rank) == ((3, 4) if conv else (1, 48))
+
+
+def test_what_is_chosen_is_in_the_config():
+    shape = DrafterShape(layers=3, taps=(2, 30), window=77, conv_kernel=4, selector_rank=20)
+    config = d2.DrafterConfig.from_dict(shape.config(LARGE, 0))
+    assert (config.num_layers, config.target_layer_ids, config.sliding_window) == (3, (2, 30), 77)
+    assert (config.conv_kernel_size, config.selector_rank) == (4, 20)
+
+
+def test_the_memory_estimate_grows_with_what_takes_memory():
+    raw, settings = DrafterShape().config(LARGE, 0), TrainSettings(steps=1, anchors=64)
+    weights, activations = memory_estimate(raw, settings, 100)
+    assert weights == 16 * parameter_count(raw) and activations > 0
+    for more in (
+        memory_estimate(raw, replace(settings, anchors=128), 100),
+        memory_estimate(raw, settings, 4000),
+        memory_estimate({**raw, "num_hidden_layers": 6, "layer_types": ["sliding_attention"] * 6}, settings, 100),
+    ):
+        assert more[1] > activations
+    assert memory_estimate(raw, replace(settings, dtype="bfloat16"), 100)[1] < activations

@@ -8,14 +8,25 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_unflatten
 
 import dflash2_mlx as d2
+from dflash2_mlx import training
 from dflash2_mlx.rounds import Request
 from dflash2_mlx.session import DFlash2Session
-from dflash2_mlx.training import Document, Trainer, TrainSettings, export_drafter, new_drafter
+from dflash2_mlx.training import (
+    Document,
+    Trainer,
+    TrainSettings,
+    export_drafter,
+    load_initial,
+    new_drafter,
+    resume_checkpoint,
+    save_checkpoint,
+)
 from tests.runs import PROMPT, lively_reply, lively_target, run
-from tests.tiny import drafter_config
+from tests.tiny import VOCAB, drafter_config
+from tests.training import one_by_one
 
 FAMILY = "qwen3"
 SETTINGS = TrainSettings(steps=30, sequences=2, anchors=16, learning_rate=5e-3)
@@ -74,9 +85,9 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path: Path):
     first = trainer()
     for _ in range(5):
         first.step()
-    first.save(tmp_path)
+    save_checkpoint(first, tmp_path)
     again = trainer()
-    assert again.resume(tmp_path) and again.step_number == 5
+    assert resume_checkpoint(again, tmp_path) and again.step_number == 5
     assert [again.step() for _ in range(3)] == curve[5:]
     for name, array in weights(whole).items():
         np.testing.assert_array_equal(weights(again)[name], array, err_msg=name)
@@ -84,29 +95,29 @@ def test_a_run_goes_on_exactly_where_it_was(tmp_path: Path):
 
 def test_without_a_checkpoint_a_run_starts_afresh(tmp_path: Path):
     (tmp_path / "step-0000009.partial").mkdir()  # killed while it was written
-    assert not trainer().resume(tmp_path)
+    assert not resume_checkpoint(trainer(), tmp_path)
 
 
 def test_old_checkpoints_go(tmp_path: Path):
     run_ = trainer()
     for _ in range(4):
         run_.step()
-        run_.save(tmp_path)
+        save_checkpoint(run_, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000003", "step-0000004"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("learning_rate", 1e-3), ("seed", 5), ("sequences", 3), ("steps", 31)])
 def test_other_settings_do_not_continue_a_run(tmp_path: Path, name: str, value: float):
-    trainer().save(tmp_path)
+    save_checkpoint(trainer(), tmp_path)
     with pytest.raises(d2.ConfigError, match=f"{name}: got {value}, expected .* as in step-0000000"):
-        trainer(replace(SETTINGS, **{name: value})).resume(tmp_path)
+        resume_checkpoint(trainer(replace(SETTINGS, **{name: value})), tmp_path)
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path: Path):
-    saved = trainer().save(tmp_path)
+    saved = save_checkpoint(trainer(), tmp_path)
     (saved / "optimizer.safetensors").write_bytes(b"cut")
     with pytest.raises(d2.CheckpointError, match="step-0000000: got an unreadable checkpoint"):
-        trainer().resume(tmp_path)
+        resume_checkpoint(trainer(), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
@@ -153,22 +164,40 @@ def test_nothing_to_learn_is_refused():
 
 def test_every_step_draws_its_own_blocks():
     run_ = trainer(replace(SETTINGS, anchors=5))
-    seen = {}
-    for step in range(6):
-        for index in range(2):
-            _, blocks = run_._prepare(step, index)
-            seen.setdefault(len(blocks.tokens), []).append(tuple(blocks.anchors.tolist()))
-    (draws,) = seen.values()
-    assert len(set(draws)) == len(draws) == 12
-    again = trainer(replace(SETTINGS, anchors=5))._prepare(4, 1)[1]
-    assert tuple(again.anchors.tolist()) == draws[9]
+    draws = [tuple(blocks.anchors.tolist()) for step in range(6) for _, blocks in run_.drawn(step)]
+    assert {len(draw) for draw in draws} == {5} and len(set(draws)) == 12
+    assert tuple(trainer(replace(SETTINGS, anchors=5)).drawn(4)[1][1].anchors.tolist()) == draws[9]
+
+
+@pytest.mark.parametrize("changes", [{}, {"architectures": ["DFlashDraftModel"]}, {"sliding_window": 40}])
+@pytest.mark.parametrize("most_logits", [1, 150 * VOCAB, 1 << 30])  # passes of one sequence, of some, of all
+def test_a_step_is_what_one_sequence_at_a_time_gives(monkeypatch, changes, most_logits):
+    monkeypatch.setattr(training.trainer, "MOST_LOGITS", most_logits)
+    run_ = trainer(replace(SETTINGS, sequences=5), **changes)
+    for name, array in tree_flatten(run_.drafter.parameters()):  # silent parts must speak, or nothing is compared
+        run_.drafter.update(
+            tree_unflatten([(name, array + 0.05 * mx.random.normal(array.shape, key=mx.random.key(1)))])
+        )
+    sums, want = one_by_one.gradients(run_.drafter, run_.target, run_.drawn(0))
+    parts, got = run_.gradients(0)
+    np.testing.assert_allclose(parts, sums, rtol=2e-5)
+    for (name, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-5 * float(mx.abs(other).max()) + 1e-9, err_msg=name)
+
+
+def test_passes_are_as_large_as_is_allowed(monkeypatch):
+    run_ = trainer(replace(SETTINGS, sequences=6))
+    assert len(list(run_.passes(0))) > 1  # short and long sequences apart: padding
+    for most, passes in ((1, 6), (1 << 30, 1)):
+        monkeypatch.setattr(training.trainer, "MOST_LOGITS", most)
+        monkeypatch.setattr(training.trainer, "MOST_PADDING", 9.0)
+        assert len(list(run_.passes(0))) == passes
 
 
 def test_a_step_learns_from_the_mean_of_its_sequences():
     alone, together = trainer(), trainer()
-    gradients = [alone._gradients(*alone._prepare(0, index))[1] for index in range(2)]
-    mean = tree_map(lambda one, two: (one + two) / 2, *gradients)
-    norm = sum((array**2).sum().item() for _, array in tree_flatten(mean)) ** 0.5
+    _, total = one_by_one.gradients(alone.drafter, alone.target, alone.drawn(0))
+    norm = sum((array**2).sum().item() for _, array in tree_flatten(total)) ** 0.5 / 2
     assert together.step().gradient == pytest.approx(norm, rel=1e-4)
 
 
@@ -179,3 +208,88 @@ def test_a_step_is_clipped():
         run_.step()
     moved = [max(np.abs(weights(run_)[name] - before[name]).max() for name in before) for run_ in (free, held)]
     assert moved[1] < 0.1 * moved[0]  # Adam divides by the gradient's size, but not by less than its epsilon
+
+
+def test_bfloat16_passes_teach_float32_weights():
+    wide, low = trainer(), trainer(replace(SETTINGS, dtype="bfloat16"))
+    (_, want), (_, got) = wide.gradients(0), low.gradients(0)
+    for (name, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True):
+        assert one.dtype == mx.float32, name
+        assert mx.abs(one - other).max().item() <= 0.25 * mx.abs(other).max().item() + 1e-6, name
+    assert not all(
+        mx.array_equal(one, other) for (_, one), (_, other) in zip(tree_flatten(got), tree_flatten(want), strict=True)
+    )
+    reports = [low.step() for _ in range(10)]
+    assert reports[-1].loss < 0.99 * reports[0].loss
+    kinds = {array.dtype for tree in (low.drafter.parameters(), low.optimizer.state) for _, array in tree_flatten(tree)}
+    assert mx.bfloat16 not in kinds
+
+
+@pytest.mark.parametrize("part", ["conv", "selector"])
+def test_a_part_that_does_not_learn_stays_as_it_was_and_changes_nothing(part):
+    """With convolution and selector both off, a DFlash 2 drafter learns exactly what a DFlash drafter learns."""
+    run_ = trainer(replace(SETTINGS, **{part: False}))
+    before = weights(run_)
+    names = {name for name in before if {"conv": "_conv.", "selector": "candidate_selector."}[part] in name}
+    reports = [run_.step() for _ in range(3)]
+    after = weights(run_)
+    assert names and {name for name in before if np.array_equal(before[name], after[name])} == names
+    if part == "selector":
+        assert {report.selector for report in reports} == {0.0} and reports[0].selected == reports[0].top1
+        assert reports[0].base > 0
+
+
+def test_without_both_parts_it_is_a_dflash_drafter():
+    off = trainer(replace(SETTINGS, conv=False, selector=False))
+    plain = trainer(architectures=["DFlashDraftModel"])
+    shared = weights(plain)
+    off.drafter.load_weights([(name, mx.array(array)) for name, array in shared.items()], strict=False)
+    for run_ in (off, plain):
+        for _ in range(3):
+            run_.step()
+    for name, array in weights(plain).items():
+        np.testing.assert_allclose(weights(off)[name], array, rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_before_it_is_learned(value):
+    run_ = trainer()
+    run_.step()
+    run_.drafter.fc.weight = run_.drafter.fc.weight * value
+    before = weights(run_)
+    with pytest.raises(d2.TrainingError, match=r"(loss|gradient): got nan at step 2, expected a finite number"):
+        run_.step()
+    assert all(np.array_equal(array, weights(run_)[name], equal_nan=True) for name, array in before.items())
+    assert run_.step_number == 1
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_ = trainer()
+    run_.step()
+    saved = save_checkpoint(run_, tmp_path)
+    run_.step()
+    monkeypatch.setattr("dflash2_mlx.training.files.room", lambda folder: 10)
+    with pytest.raises(d2.CheckpointError, match=r"free disk, expected .*; last good checkpoint: .*step-0000001$"):
+        save_checkpoint(run_, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [saved.name]
+    assert resume_checkpoint(trainer(), tmp_path)
+
+
+def test_another_drafter_or_start_does_not_continue_a_run(tmp_path: Path):
+    save_checkpoint(trainer(), tmp_path, {"init": None})
+    with pytest.raises(d2.ConfigError, match=r"drafter: got .*'sliding_window': 9"):
+        resume_checkpoint(trainer(sliding_window=9), tmp_path, {"init": None})
+    with pytest.raises(d2.ConfigError, match="init: got 'other', expected None as in step-0000000"):
+        resume_checkpoint(trainer(), tmp_path, {"init": "other"})
+
+
+def test_a_run_starts_from_an_existing_drafter(tmp_path: Path):
+    run_ = trainer()
+    run_.step()
+    export_drafter(tmp_path, drafter_config(), run_.drafter, dtype=mx.float32)
+    fresh = new_drafter(drafter_config(), seed=9)
+    load_initial(fresh, tmp_path)
+    for name, array in tree_flatten(fresh.parameters()):
+        np.testing.assert_array_equal(array, weights(run_)[name], err_msg=name)
+    with pytest.raises(d2.CheckpointError, match=r"fc\.weight: got shape"):
+        load_initial(new_drafter(drafter_config(target_layer_ids=[1])), tmp_path)
