@@ -82,7 +82,7 @@ def test_version():
 
 def test_errors_are_one_family():
     errors = [value for value in vars(d2).values() if isinstance(value, type) and issubclass(value, Exception)]
-    assert len(errors) == 9
+    assert len(errors) == 10
     assert all(issubclass(error, d2.Dflash2Error) for error in errors)
     assert issubclass(d2.ConfigError, ValueError) and issubclass(d2.SettingError, d2.ConfigError)
 
