@@ -1,7 +1,8 @@
 """Reads what a drafter is trained on: one JSON object per line, plain text or chat messages.
 
 Owns: the file format, and which tokens are learned. Of text all tokens are; of a chat those of the assistant's turns,
-as the chat template spells them.
+as the chat template spells them. Beside its messages a chat may have what the template is given besides: `tools` and
+`chat_template_kwargs`.
 
 Reference: DFlash 2 specification 7.1.
 """
@@ -54,7 +55,10 @@ def _item(where: str, line: str) -> Item:
     fits = isinstance(content, dict) and (
         isinstance(content.get("text"), str)
         if "text" in content
-        else isinstance(content.get("messages"), list) and all(isinstance(m, dict) for m in content["messages"])
+        else isinstance(content.get("messages"), list)
+        and all(isinstance(m, dict) for m in content["messages"])
+        and isinstance(content.get("tools"), list | None)
+        and isinstance(content.get("chat_template_kwargs"), dict | None)
     )
     if not fits:
         raise ConfigError(f'{where}: got {line[:60]!r}, expected {{"text": ...}} or {{"messages": [...]}}')
@@ -78,7 +82,7 @@ def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Docum
 
 def _documents(item: Item, tokenizer: Any, max_length: int) -> Iterator[Document]:
     if "messages" in item.content and "text" not in item.content:
-        yield _chat(item.where, item.content["messages"], tokenizer, max_length)
+        yield _chat(item, tokenizer, max_length)
         return
     tokens = np.array(tokenizer.encode(item.content["text"]), dtype=np.int32)
     for start in range(0, len(tokens), max_length):
@@ -89,11 +93,12 @@ def _documents(item: Item, tokenizer: Any, max_length: int) -> Iterator[Document
 def prompt_of_turn(item: Item, tokenizer: Any, said: Sequence[str]) -> list[int]:
     """Token ids of a chat up to an assistant's turn, with `said` in place of the turns before it.
 
+    What an earlier reply thought is left out, as a chat would.
+
     Raises:
         ConfigError: there is no chat template, or it refuses the chat.
     """
-    if not tokenizer.has_chat_template:
-        raise ConfigError(f"{item.where}: got messages, expected text: the target has no chat template")
+    _check_template(item, tokenizer)
     messages = []
     replies = iter(said)
     try:
@@ -102,11 +107,19 @@ def prompt_of_turn(item: Item, tokenizer: Any, said: Sequence[str]) -> list[int]
                 reply = next(replies, None)
                 if reply is None:
                     break
-                message = {**message, "content": reply}
+                if tokenizer.has_thinking:
+                    reply = reply.rsplit(tokenizer.think_end, 1)[-1].lstrip("\n")
+                message = {"role": "assistant", "content": reply}
             messages.append(message)
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+        return _rendered(item, tokenizer, messages, to_answer=True)
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
         raise _refused(item.where, error) from None
+
+
+def turns_to_answer(item: Item) -> int:
+    """Replies a chat asks for: those it holds, and one more where it ends with a question."""
+    roles = [message.get("role") for message in item.content["messages"]]
+    return roles.count("assistant") + (roles[-1:] != ["assistant"])
 
 
 def _refused(where: str, error: Exception) -> ConfigError:
@@ -114,22 +127,34 @@ def _refused(where: str, error: Exception) -> ConfigError:
     return ConfigError(f"{where}: got what the chat template refuses ({line}), expected a chat")
 
 
-def _chat(where: str, messages: list[Mapping[str, Any]], tokenizer: Any, max_length: int) -> Document:
+def _check_template(item: Item, tokenizer: Any) -> None:
     if not tokenizer.has_chat_template:
-        raise ConfigError(f"{where}: got messages, expected text: the target has no chat template")
+        raise ConfigError(f"{item.where}: got messages, expected text: the target has no chat template")
+
+
+def _rendered(item: Item, tokenizer: Any, messages: list[Any], *, to_answer: bool) -> list[int]:
+    options = dict(item.content.get("chat_template_kwargs") or {})
+    if item.content.get("tools"):
+        options["tools"] = item.content["tools"]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=to_answer, **options))
+
+
+def _chat(item: Item, tokenizer: Any, max_length: int) -> Document:
+    _check_template(item, tokenizer)
+    messages = item.content["messages"]
     try:
-        whole = list(tokenizer.apply_chat_template(messages, add_generation_prompt=False))
+        whole = _rendered(item, tokenizer, messages, to_answer=False)
         supervised = np.zeros(len(whole), dtype=bool)
         for place, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = list(tokenizer.apply_chat_template(messages[:place], add_generation_prompt=True))
-            until = list(tokenizer.apply_chat_template(messages[: place + 1], add_generation_prompt=False))
+            before = _rendered(item, tokenizer, messages[:place], to_answer=True)
+            until = _rendered(item, tokenizer, messages[: place + 1], to_answer=False)
             # A template may rewrite earlier turns (drop their reasoning, say): then the turn is where both agree.
             start, end = _shared(before, whole), _shared(until, whole)
             supervised[start:end] = True
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-        raise _refused(where, error) from None
+        raise _refused(item.where, error) from None
     return Document(np.array(whole[:max_length], dtype=np.int32), supervised[:max_length])
 
 

@@ -27,7 +27,7 @@ from ..rng import Purpose, base_keys, gumbel
 from ..runtime import owner
 from ..targets.base import Target
 from ..targets.caches import TargetState
-from .data import Item, prompt_of_turn
+from .data import Item, prompt_of_turn, turns_to_answer
 from .settings import Document
 
 _CHUNK = 256  # prompt rows of a pass
@@ -184,7 +184,8 @@ class RegenerateEvent:
 
 
 def regenerate(engine: Engine, items: Sequence[Item], file: Path, settings: ReplySettings) -> Iterator[RegenerateEvent]:
-    """Write the target's replies to a JSONL file: every assistant turn of a chat in order, the rest of a text.
+    """Write the target's replies to a JSONL file: every assistant turn of a chat in order, and one
+    more where it ends with a question; the rest of a text.
 
     The first line says what the file was made with; every other one holds `item`, `turn`, `prompt` (its tokens'
     count), `tokens` (prompt and reply) and `text` (the reply). What the file already holds is not made again.
@@ -262,7 +263,7 @@ def _open(file: Path, made: Mapping[str, Any]) -> dict[tuple[int, int], dict[str
 
 def _turns(engine: Engine, item: Item, settings: ReplySettings) -> int:
     if "text" not in item.content:
-        return sum(message.get("role") == "assistant" for message in item.content["messages"])
+        return turns_to_answer(item)
     return len(range(0, len(engine.tokenizer.encode(item.content["text"])), settings.max_length))
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.training import read_documents
+from dflash2_mlx.training.data import prompt_of_turn, read_items, turns_to_answer
 
 SPECIAL = {"<u>": 1, "<a>": 2, "<end>": 3}
 
@@ -19,14 +20,19 @@ class Chats:
     """A tokenizer of words with a chat template; `forgets` drops earlier replies, as some templates do."""
 
     has_chat_template = True
+    has_thinking = False
 
     def __init__(self, *, forgets: bool = False):
         self.forgets = forgets
+        self.given: list[dict[str, Any]] = []
 
     def encode(self, text: str) -> list[int]:
         return [SPECIAL.get(word, 100 + len(word)) for word in text.split()]
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> list[int]:
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **options: Any
+    ) -> list[int]:
+        self.given.append(options)
         words = []
         for place, message in enumerate(messages):
             if message["role"] not in ("user", "assistant"):
@@ -73,6 +79,27 @@ def test_turns_that_the_template_rewrites_later_are_not_learned(tmp_path):
     (document,) = read_documents(write(tmp_path, chat("a", "bb", "a", "dddd")), Chats(forgets=True), max_length=99)
     learned = document.tokens[document.supervised].tolist()
     assert learned == [104, 3]
+
+
+def test_a_chat_brings_what_its_template_is_given(tmp_path):
+    tokenizer = Chats()
+    item = {**chat("a", "bb"), "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
+    read_documents(write(tmp_path, item), tokenizer, max_length=10)
+    assert all(given == {"tools": [{"name": "f"}], "enable_thinking": False} for given in tokenizer.given)
+    assert len(tokenizer.given) == 3
+
+
+class Thinker(Chats):
+    has_thinking = True
+    think_end = "</think>"
+
+
+def test_earlier_replies_stand_without_their_thoughts(tmp_path):
+    (item,) = read_items(write(tmp_path, chat("a", "bb", "ccc")))
+    assert turns_to_answer(item) == 2
+    prompt = prompt_of_turn(item, Thinker(), ["long thought </think>\n\ndddd"])
+    assert prompt == Thinker().encode("<u> a <end> <a> dddd <end> <u> ccc <end> <a>")
+    assert prompt_of_turn(item, Thinker(), []) == Thinker().encode("<u> a <end> <a>")
 
 
 def test_long_chats_are_cut(tmp_path):
