@@ -1,8 +1,8 @@
 """Reads what a drafter is trained on: one JSON object per line, plain text or chat messages.
 
 Owns: the file format, and which tokens are learned. Of text all tokens are; of a chat those of the assistant's turns,
-as the chat template spells them. Beside its messages a chat may have what the template is given besides: `tools` and
-`chat_template_kwargs`.
+as the chat template spells them, so nothing of one that only asks. Beside its messages a chat may have what the template
+is given besides: `tools` and `chat_template_kwargs`.
 
 Reference: DFlash 2 specification 7.1.
 """
@@ -56,6 +56,7 @@ def _item(where: str, line: str) -> Item:
         isinstance(content.get("text"), str)
         if "text" in content
         else isinstance(content.get("messages"), list)
+        and len(content["messages"]) > 0
         and all(isinstance(m, dict) for m in content["messages"])
         and isinstance(content.get("tools"), list | None)
         and isinstance(content.get("chat_template_kwargs"), dict | None)
@@ -143,7 +144,8 @@ def _chat(item: Item, tokenizer: Any, max_length: int) -> Document:
     _check_template(item, tokenizer)
     messages = item.content["messages"]
     try:
-        whole = _rendered(item, tokenizer, messages, to_answer=False)
+        asks = messages[-1]["role"] != "assistant"
+        whole = _rendered(item, tokenizer, messages, to_answer=asks)
         supervised = np.zeros(len(whole), dtype=bool)
         for place, message in enumerate(messages):
             if message["role"] != "assistant":

@@ -106,6 +106,9 @@ def train(
         resume_checkpoint(run, checkpoints, marks)
         return run
 
+    def measure() -> float | None:
+        return acceptance_length(engine.target, run.drafter, validation, engine.stop_token_ids)
+
     run = owner().call(begin)
     resumed = run.step_number
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def train(
         if last or run.step_number % every == 0:
             owner().call(lambda: save_checkpoint(run, checkpoints, marks))
             if validation:
-                acceptance = owner().call(lambda: acceptance_length(engine.target, run.drafter, validation))
+                acceptance = owner().call(measure)
         event = TrainEvent(report, settings.steps, time.perf_counter() - began, acceptance, resumed)
         with log.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps({**asdict(report), "acceptance_length": acceptance}) + "\n")
@@ -149,22 +152,29 @@ def cache_plan(engine: Engine, raw_config: Mapping[str, Any], documents: Sequenc
     return f"taps: {owner().call(ask) / 1e9:.3f} GB to be written to {folder} in {start.cache_dtype}"
 
 
-def acceptance_length(target: Target, drafter: DraftModel, documents: Sequence[Document]) -> float | None:
-    """Committed tokens per round over greedy replies to the documents' beginnings; runs on the owner thread.
+def acceptance_length(
+    target: Target, drafter: DraftModel, documents: Sequence[Document], stops: frozenset[int] = frozenset()
+) -> float | None:
+    """Committed tokens per round of greedy replies, mean over documents; runs on the owner thread.
 
-    A document's beginning is what comes before its first supervised token, or its first quarter where all are.
+    A document's beginning is what comes before its first supervised token, its first quarter where all are, and the
+    whole of it where none is (a chat that ends with a question). None when no reply had a round.
     """
-    stats = GenerationStats("dflash2", drafter.config.block_size)
+    found = []
     for document in documents:
-        first = int(document.supervised.argmax()) or max(1, len(document.tokens) // 4)
+        tokens, width = document.tokens, drafter.config.block_size
+        begin = (int(document.supervised.argmax()) or max(1, len(tokens) // 4)) if document.supervised.any() else None
+        stats = GenerationStats("dflash2", width)
         session = DFlash2Session(target, drafter)
-        session.begin(Request(document.tokens[:first].tolist(), VALIDATION_TOKENS, width=drafter.config.block_size))
+        session.begin(Request(tokens[:begin].tolist(), VALIDATION_TOKENS, stop_token_ids=stops, width=width))
         while session.finish_reason is None:
             result = session.step()
             if isinstance(result, RoundResult):
                 stats.add(result)
         session.finish()
-    return stats.acceptance_length
+        found.append(stats.acceptance_length)
+    lengths = [length for length in found if length is not None]
+    return sum(lengths) / len(lengths) if lengths else None
 
 
 def _learns(settings: TrainSettings) -> str:

@@ -81,6 +81,12 @@ def test_turns_that_the_template_rewrites_later_are_not_learned(tmp_path):
     assert learned == [104, 3]
 
 
+def test_a_chat_that_ends_with_a_question_is_a_prompt(tmp_path):
+    (document,) = read_documents(write(tmp_path, chat("a", "bb", "ccc")), Chats(forgets=True), max_length=20)
+    assert document.tokens.tolist() == Chats(forgets=True).encode("<u> a <end> <a> gone <end> <u> ccc <end> <a>")
+    assert document.supervised.sum() == 0
+
+
 def test_a_chat_brings_what_its_template_is_given(tmp_path):
     tokenizer = Chats()
     item = {**chat("a", "bb"), "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
@@ -116,6 +122,8 @@ def test_long_chats_are_cut(tmp_path):
         ({"text": 5}, ["data.jsonl:2"]),
         ({"messages": [{"role": "system", "content": "x"}]}, ["data.jsonl:2", "only users"]),
         ({"messages": [{"content": "x"}]}, ["data.jsonl:2"]),
+        ({"messages": []}, ["data.jsonl:2"]),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": "f"}, ["data.jsonl:2"]),
     ],
 )
 def test_bad_lines_are_named(tmp_path, line, words):

@@ -96,5 +96,11 @@ def test_acceptance_is_what_decoding_accepts():
     target = lively_target("qwen3")
     knowing = ScriptedDrafter(text, [4])  # always right
     assert owner().call(lambda: acceptance_length(target, knowing, [document])) > 4
+    question = Document(np.array(PROMPT), np.zeros(len(PROMPT), dtype=bool))
+    alone = owner().call(lambda: acceptance_length(target, knowing, [question]))
+    assert alone > 4, "a question is all prompt"
+    wrong = ScriptedDrafter(text, [0])
+    stopping = frozenset(text[len(PROMPT) + 1 : len(PROMPT) + 2])
+    assert owner().call(lambda: acceptance_length(target, wrong, [document, question], stopping)) == 1
     fresh = new_drafter(drafter_config())
     assert 1 <= owner().call(lambda: acceptance_length(target, fresh, [document])) < 1.5
