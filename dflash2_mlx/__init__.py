@@ -9,6 +9,7 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
+from .counting import count_prompt_tokens
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
@@ -29,7 +30,7 @@ from .generate import (
     new_session,
     stream_generate,
 )
-from .load import Engine, load, load_drafter
+from .load import Engine, check_pairing, load, load_drafter
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
 
@@ -59,8 +60,10 @@ __all__ = [
     "TokenLogprob",
     "UnsupportedModelError",
     "Verdict",
+    "check_pairing",
     "collect",
     "compare_runs",
+    "count_prompt_tokens",
     "generate",
     "load",
     "load_drafter",
