@@ -30,7 +30,7 @@ def publish(new: Path, path: Path, expected: bytes | None) -> bool:
     if read_or_none(path) != expected:
         return False
     if not swap(new, path):
-        os.replace(new, path)
+        new.replace(path)
         return True
     if new.read_bytes() == expected:
         new.unlink()
@@ -54,7 +54,7 @@ def _create(new: Path, path: Path) -> bool:
     except OSError:  # a file system without hard links
         if path.exists():
             return False
-        os.replace(new, path)
+        new.replace(path)
         return True
     new.unlink()
     return True

@@ -92,7 +92,7 @@ class JsonFile:
             except SettingsError:
                 stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
                 aside = path.with_name(f"{path.name}.damaged-{stamp}")
-                os.rename(path, aside)
+                path.rename(aside)
                 return aside
         raise SettingsError(f"{self.path}: got a file that can be read, or none: nothing to set aside")
 

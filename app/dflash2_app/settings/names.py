@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import AppError
+from ..errors import AppError, UsageError
 from .store import SOURCE, Settings
 
 MINI = "mini"
@@ -29,6 +29,19 @@ class Named:
     typed: str
     known: bool
     profile: str | None = None
+
+
+def check_new(settings: Settings, named: Named) -> None:
+    """Refuse to begin a record for a name that leads to no model.
+
+    Raises:
+        UsageError: neither a folder, a Hub id nor a name that the files know.
+    """
+    typed = named.typed
+    if named.known or typed == MINI or is_folder(typed) or is_hub_id(typed):
+        return
+    if _local_folder(settings, named.model_id) is None:
+        raise UsageError(f"model: got {typed!r}, expected a folder, a Hub id like owner/name or a configured name")
 
 
 def is_folder(text: str) -> bool:
@@ -72,15 +85,17 @@ def _find_id(models: Mapping[str, Any], name: str) -> str | None:
             alias = record.get("model_alias") if isinstance(record, Mapping) else None
             if isinstance(alias, str) and alias.lower() == candidate.lower():
                 return other
-    return None
+    # Of an entry of the Hub cache, the name without its owner, where that is unique.
+    entries = [other for other in models if "--" in other and other.partition("--")[2].lower() == name.lower()]
+    return entries[0] if len(entries) == 1 else None
 
 
 def _exposed(settings: Settings, model_id: str, api_name: str) -> str | None:
     profiles = settings.profiles.get(model_id)
     for name, profile in (profiles if isinstance(profiles, Mapping) else {}).items():
-        if isinstance(profile, Mapping) and profile.get("expose_as_model") is True:
-            if api_name == (profile.get("api_name") or name):
-                return str(name)
+        exposed = isinstance(profile, Mapping) and profile.get("expose_as_model") is True
+        if exposed and api_name == (profile.get("api_name") or name):
+            return str(name)
     return None
 
 
@@ -98,7 +113,7 @@ def source_of(settings: Settings, named: Named) -> str:
         AppError: the settings know the model, and nothing of that name can be found.
     """
     typed, model_id = named.typed, named.model_id
-    if model_id == MINI:
+    if typed == MINI:
         return MINI
     if not named.known or is_folder(typed):
         return typed

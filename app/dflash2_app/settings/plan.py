@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from .keys import KEYS
 from .names import MINI
 from .resolve import COMMAND_LINE, Effective
 
@@ -65,9 +66,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-def make_plan(
-    effective: Effective, target: str, *, abilities: Abilities = Abilities(), ssd_folder: Path | None = None  # noqa: B008
-) -> Plan:
+def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_folder: Path | None = None) -> Plan:
     """Decide what the settings mean for one target.
 
     Raises:
@@ -148,8 +147,9 @@ def _verify_mode(effective: Effective, abilities: Abilities, notes: list[str]) -
 def _long_context_notes(effective: Effective, abilities: Abilities, notes: list[str]) -> None:
     if abilities.draft_window:
         return
-    for name, label in (("dflash_draft_window_size", "Draft window size"), ("dflash_draft_sink_size", "Draft sink size")):
+    for name in ("dflash_draft_window_size", "dflash_draft_sink_size"):
         if effective[name]:
+            label = KEYS[name].label
             notes.append(f"{label}: {effective[name]} has no effect yet: the drafter keeps its checkpoint's window")
 
 

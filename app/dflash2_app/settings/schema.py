@@ -123,9 +123,7 @@ def text(expected: str = "a text", fits: Callable[[str], bool] = bool) -> Kind:
 
 
 def mapping() -> Kind:
-    return Kind(
-        'a JSON object such as {"enable_thinking": false}', lambda value: isinstance(value, dict), _parse_json
-    )
+    return Kind('a JSON object such as {"enable_thinking": false}', lambda value: isinstance(value, dict), _parse_json)
 
 
 def names() -> Kind:

@@ -43,6 +43,13 @@ class Settings:
         """The model's record in our side file, empty when there is none."""
         return _record(self.extras, model_id)
 
+    def record_notes(self, model_id: str) -> list[str]:
+        """What the user should know of one record."""
+        beside = _excluded(self.record(model_id))
+        if beside is None:
+            return []
+        return [f"{model_id}: {beside} stands beside dflash_enabled: oMLX drops such a record; DFlash counts here"]
+
     @property
     def of_omlx(self) -> bool:
         """Whether this folder is one that oMLX keeps."""
@@ -88,11 +95,6 @@ class Store:
             f"{self.models.path}: got a {type(record).__name__} as the record of {name}, expected an object: ignored"
             for name, record in models.data["models"].items()
             if not isinstance(record, dict)
-        ]
-        notes += [
-            f"{name}: DFlash and MTP are both on in its record, which oMLX drops at its next save; here DFlash counts"
-            for name in models.data["models"]
-            if _excluded(_record(models.data["models"], name))
         ]
         return Settings(
             self.base,
