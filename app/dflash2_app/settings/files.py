@@ -22,6 +22,7 @@ from ..errors import AppError
 from .exchange import publish, read_or_none
 
 LOCK_TIMEOUT_S = 20.0
+LOCK_POLL_S = 0.005
 MOST_RETRIES = 50  # edits by others between our read and our write
 
 
@@ -160,7 +161,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S)
-        with lock:
+        with lock.acquire(poll_interval=LOCK_POLL_S):
             _remove_leftovers(path)
             yield
     except Timeout:
