@@ -118,10 +118,12 @@ def is_modified(settings: Settings, model_id: str) -> bool:
     found = profiles_of(settings, model_id).get(active) if isinstance(active, str) else None
     if found is None:
         return False
-    return _meaning(profile_values(found)) != _meaning(record)
-
-
-def _meaning(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with defaults filled in: absent and default are the same."""
+    held = profile_values(found)
+    # Absent and default are the same; what the profile does not know and neither do we is not its business.
     defaults = {name: key.default for name, key in KEYS.items() if _belongs(name)}
-    return {**defaults, **{name: value for name, value in values.items() if _belongs(name) and value is not None}}
+
+    def meaning(values: Mapping[str, Any], name: str) -> Any:
+        value = values.get(name)
+        return defaults.get(name) if value is None else value
+
+    return any(meaning(held, name) != meaning(record, name) for name in {*defaults, *held})
