@@ -16,7 +16,15 @@ from .errors import AppError
 from .settings.files import SettingsError
 from .settings.names import MINI, Named, find_model, source_of
 from .settings.paths import Base, find_base
-from .settings.plan import Abilities, Plan, drafter_dtype, make_plan, plain_reason, usable_block_size
+from .settings.plan import (
+    Abilities,
+    Plan,
+    drafter_dtype,
+    make_plan,
+    plain_reason,
+    usable_block_size,
+    usable_view,
+)
 from .settings.resolve import COMMAND_LINE, ENVIRONMENT, REQUEST, Effective, environment_values, model_layers, resolve
 from .settings.store import Settings, Store
 
@@ -63,7 +71,9 @@ class Setup:
     def drafts(self) -> bool:
         return self.plan.drafter is not None
 
-    def load(self, *, plain: bool = False, tell: Callable[[str], None] = lambda _: None) -> Configured:
+    def load(
+        self, *, plain: bool = False, several: bool = False, tell: Callable[[str], None] = lambda _: None
+    ) -> Configured:
         """Load the target and, unless `plain`, its drafter.
 
         A configured drafter that cannot be loaded is a fallback to plain decoding with its reason; one named by
@@ -71,6 +81,7 @@ class Setup:
 
         Args:
             plain: leave the drafter on disk.
+            several: more than one reply will follow, so that a prefix cache in memory is of use.
             tell: is told what is going on.
         Raises:
             Dflash2Error: of the library.
@@ -88,7 +99,10 @@ class Setup:
             dflash_fallback_reason=None if drafts else reason,
             notes=(*self.notes, *notes),
         )
-        return Configured(engine, self.named, self.effective, self.plan, report, width if drafts else None)
+        return Configured(
+            engine, self.named, self.effective, self.plan, report, width if drafts else None,
+            _prefix_cache(self.plan, several=several),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Configured:
     plan: Plan
     report: Report
     block_size: int | None = None
+    prefix_cache: Any = None
 
     @property
     def mode(self) -> str:
@@ -129,6 +144,8 @@ class Configured:
         values = self.effective
         names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
         drawn = {name: values[name] for name in (*names, "repetition_penalty")}
+        if self.report.dflash_active and ABILITIES.adaptive_widths:
+            library = {"verify_mode": self.plan.verify_mode, **library}
         chosen = {"max_tokens": values["max_tokens"], "block_size": self.block_size, "mode": self.mode, **library}
         has_template = self.engine.tokenizer.has_chat_template and chosen.get("chat_template", True)
         return d2.GenerationConfig(
@@ -153,8 +170,8 @@ class Configured:
         if reason is not None and session is not None and isinstance(session, d2.DFlash2Session):
             session = None
         reason = reason or (self.report.dflash_fallback_reason if config.mode != DFLASH2 else None)
-        # The fake and the real library alike know no session where there is none.
-        options = {} if session is None else {"session": session}
+        given = {"session": session, "prefix_cache": self.prefix_cache}
+        options = {name: value for name, value in given.items() if value is not None}
         return _with_reason(d2.stream_generate(self.engine, prompt, config, **options), reason)
 
     def generate(
@@ -248,10 +265,15 @@ def _settle(
 
 
 def load_configured(
-    name: str | None = None, *, plain: bool = False, tell: Callable[[str], None] = lambda _: None, **levels: Any
+    name: str | None = None,
+    *,
+    plain: bool = False,
+    several: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    **levels: Any,
 ) -> Configured:
-    """`prepare` and `load` in one call; `levels` as in `prepare`."""
-    return prepare(name, **levels).load(plain=plain, tell=tell)
+    """`prepare` and `load` in one call; `levels` as in `prepare`, the rest as in `Setup.load`."""
+    return prepare(name, **levels).load(plain=plain, several=several, tell=tell)
 
 
 def _record_notes(settings: Settings, named: Named) -> list[str]:
@@ -280,6 +302,16 @@ def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]
         return engine, f"the drafter cannot be used: {' '.join(str(error).split())}", []
 
 
+def _prefix_cache(plan: Plan, *, several: bool) -> Any:
+    """The prefix cache that the settings describe, or None; `plan.prefix` is None where the library has none."""
+    limits = plan.prefix
+    if limits is None or not (several or limits.disk_folder):
+        return None
+    import dflash2_mlx as d2
+
+    return d2.PrefixCache(limits.max_entries, limits.max_bytes, limits.disk_folder, limits.disk_max_bytes)
+
+
 def _load_target(plan: Plan) -> d2.Engine:
     import dflash2_mlx as d2
 
@@ -290,23 +322,27 @@ def _load_pair(plan: Plan) -> tuple[d2.Engine, str | None, list[str]]:
     import dflash2_mlx as d2
     from dflash2_mlx import analysis
 
-    bits, notes = plan.draft_bits, []
-    if bits is not None and not plan.strict and MINI not in (plan.target, plan.drafter):
-        assert plan.drafter is not None
-        if d2.check_pairing(plan.target, plan.drafter).quantization:
+    assert plan.drafter is not None
+    embedded = MINI in (plan.target, plan.drafter)
+    # What was typed for this very command goes to the library as it is: it refuses by name what cannot be.
+    config = None if plan.strict or embedded else d2.check_pairing(plan.target, plan.drafter)
+    bits, window, sink, notes = plan.draft_bits, plan.draft_window, plan.draft_sink, []
+    if config is not None:
+        if bits is not None and config.quantization:
             bits = None
             notes.append("Quantization: has no effect: the drafter's files are quantized already")
+        window, sink, cuts = usable_view(plan, config.block_size, config.sliding_window)
+        notes += cuts
     dtype, note = drafter_dtype(plan.activation_bits, analysis.backend()) if plan.activation_bits else ("auto", None)
     notes += [note] if note else []
-    options: dict[str, Any] = {} if dtype == "auto" else {"drafter_dtype": dtype}
-    drafter = None if plan.drafter == MINI and plan.target == MINI else plan.drafter
+    rare = {"drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0)}
     engine = d2.load(
         plan.target,
-        drafter,
+        None if plan.drafter == MINI == plan.target else plan.drafter,
         draft_bits=bits,
         draft_group_size=plan.draft_group_size,
         target_dtype=plan.target_dtype,
-        **options,
+        **{name: value for name, (value, default) in rare.items() if value != default},
     )
     return engine, None, notes
 

@@ -86,6 +86,9 @@ def max_tokens(default: int, *, configured: bool = True) -> Any:
     return _reply("--max-tokens", "N", "Most tokens in the reply", integer(1), default=text)
 
 
+MaxTokens = max_tokens(512)
+
+
 def _drawn(name: str, metavar: str, text: str, parser: Callable[..., Any], default: str) -> Any:
     return _sampling(name, metavar, text, parser, default=default + CONFIGURED)
 
@@ -123,8 +126,18 @@ class ModelOptions:
     base_path: Annotated[Path | None, BasePath] = None
 
     @property
+    def target(self) -> str:
+        """What will be loaded as the target: a folder, a Hub id or "mini"."""
+        return self.prepare().target
+
+    @property
     def refuses_drafter(self) -> bool:
         return self.drafter == NO_DRAFTER
+
+    @property
+    def drafts(self) -> bool:
+        """Whether options and settings bring a drafter along."""
+        return self.prepare().drafts
 
     def given(self) -> dict[str, Any]:
         """What was given, by the keys of the settings."""
@@ -179,16 +192,16 @@ class ModelOptions:
             out.note(f"plain decoding: {pair.report.dflash_fallback_reason}")
         return pair
 
-    def load(self, out: Output) -> d2.Engine:
+    def load(self, out: Output, *, plain: bool = False) -> d2.Engine:
         """Load what was asked for or configured, for commands that need nothing but the engine."""
-        return self.open(self.prepare(), out).engine
+        return self.open(self.prepare(), out, plain=plain).engine
 
 
 @dataclass(frozen=True)
 class ReplyOptions:
     """How long the reply may be, where it ends and how wide a block is; None is what settings say."""
 
-    max_tokens: Annotated[int | None, max_tokens(512)] = None
+    max_tokens: Annotated[int | None, MaxTokens] = None
     stop: Annotated[list[str] | None, Stop] = None
     block_size: Annotated[int | None, BlockSize] = None
 
@@ -240,9 +253,9 @@ class SamplingOptions:
             biases[item.token] = item.value
         return biases or None
 
-    def without_effect(self, effective: Effective, *, drafts: bool = True) -> list[str]:
-        """Say which options were given and do nothing, and why."""
-        if effective["temperature"] > 0:
+    def without_effect(self, effective: Effective | None = None, *, drafts: bool = True) -> list[str]:
+        """Say which options were given and do nothing, and why; `effective` knows a configured temperature."""
+        if ((self.temperature or 0) if effective is None else effective["temperature"]) > 0:
             alone = self.lossless_mode is not None and not drafts
             return ["--lossless-mode has no effect without drafting"] if alone else []
         # A value that changes nothing is not worth a note.

@@ -201,6 +201,29 @@ def usable_block_size(plan: Plan, checkpoint: int | None) -> tuple[int | None, s
     return checkpoint, f"Runtime block size: {wanted} was cut to {checkpoint}, the most this drafter was trained for"
 
 
+def usable_view(plan: Plan, block_size: int, trained: int | None) -> tuple[int | None, int, list[str]]:
+    """Draft window and sink to load with, and notes on what was cut to what the checkpoint allows.
+
+    Args:
+        block_size: of the checkpoint; a window holds at least a block.
+        trained: the checkpoint's window, None when its layers see everything.
+    """
+    window, sink, notes = plan.draft_window, plan.draft_sink, []
+    if window is not None:
+        cut = max(window, block_size) if trained is None else min(max(window, block_size), trained)
+        if cut != window:
+            notes.append(f"Draft window size: {window} was made {cut}, what this drafter allows")
+        window = cut
+    limit = trained if window is None else window
+    if sink and limit is None:
+        notes.append(f"Draft sink size: {sink} has no effect: this drafter sees the whole context")
+        sink = 0
+    elif limit is not None and sink > limit:
+        notes.append(f"Draft sink size: {sink} was cut to {limit}, the window")
+        sink = limit
+    return window, sink, notes
+
+
 def plain_reason(plan: Plan, prompt_tokens: int) -> str | None:
     """Why one prompt is decoded plainly although the pair drafts, or None; never holds for the next prompt."""
     if plan.max_ctx is None or prompt_tokens < plan.max_ctx:

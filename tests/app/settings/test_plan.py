@@ -18,6 +18,7 @@ from dflash2_app.settings.plan import (
     make_plan,
     plain_reason,
     usable_block_size,
+    usable_view,
 )
 from dflash2_app.settings.resolve import resolve
 
@@ -142,6 +143,22 @@ def test_window_and_sink() -> None:
     assert (without.draft_window, without.draft_sink) == (None, 0)
     assert [note.split(":")[0] for note in without.notes] == ["Draft window size", "Draft sink size"]
     assert plan_of(Abilities(), **ON, dflash_draft_sink_size=0).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("window", "sink", "trained", "expected", "told"),
+    [
+        (None, 0, 2048, (None, 0), 0), (512, 64, 2048, (512, 64), 0), (4096, 0, 2048, (2048, 0), 1),
+        (4, 0, 2048, (8, 0), 1), (4096, 0, None, (4096, 0), 0), (None, 64, None, (None, 0), 1),
+        (None, 4096, 2048, (None, 2048), 1), (16, 64, 2048, (16, 16), 1), (64, 64, None, (64, 64), 0),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_allows_of_window_and_sink(
+    window: int | None, sink: int, trained: int | None, expected: tuple[int | None, int], told: int
+) -> None:
+    plan = replace(plan_of(**ON), draft_window=window, draft_sink=sink)
+    *found, notes = usable_view(plan, 8, trained)
+    assert tuple(found) == expected and len(notes) == told
 
 
 def test_prefix_cache_limits() -> None:

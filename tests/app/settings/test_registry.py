@@ -65,9 +65,8 @@ def test_bare_names(name: str, bare: str) -> None:
 
 def shapes(name: str, **changes: Any) -> dict[str, Any]:
     target = BY_NAME[name].target
-    return {
-        "num_hidden_layers": target.layers, "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, **changes,
-    }  # fmt: skip
+    stated = {"num_hidden_layers": target.layers, "hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    return {**stated, **changes}
 
 
 def test_suggestions() -> None:
