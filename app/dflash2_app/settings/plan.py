@@ -70,10 +70,11 @@ def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_fo
     """Decide what the settings mean for one target.
 
     Raises:
-        UsageError: the command line asks to quantize a drafter, and there is none.
+        UsageError: the command line says how to hold or narrow a drafter, and there is none.
     """
     notes: list[str] = []
     drafter, reason = _drafter(effective, target)
+    _check_typed_view(effective)
     strict = drafter is not None and effective.chosen_now("dflash_draft_model")
     bits = _draft_bits(effective, drafter, notes)
     mode = _verify_mode(effective, abilities, notes) if drafter is not None else effective["dflash_verify_mode"]
@@ -115,6 +116,18 @@ def _drafter(effective: Effective, target: str) -> tuple[str | None, str | None]
     return name, None
 
 
+def _check_typed_view(effective: Effective) -> None:
+    """A window or sink that was typed needs a drafter; a configured one waits for the day there is one."""
+    if effective["dflash_enabled"]:
+        return
+    for name, option, what in (
+        ("dflash_draft_window_size", "--draft-window", "to narrow"),
+        ("dflash_draft_sink_size", "--draft-sink", "that it is for"),
+    ):
+        if effective[name] and effective.origin(name) == COMMAND_LINE:
+            raise UsageError(f"{option}: got {effective[name]}, expected a --drafter {what}")
+
+
 def _draft_bits(effective: Effective, drafter: str | None, notes: list[str]) -> int | None:
     bits, size = effective["dflash_draft_quant_weight_bits"], effective["dflash_draft_quant_group_size"]
     typed = effective.origin("dflash_draft_quant_enabled") == COMMAND_LINE
@@ -134,6 +147,8 @@ def _draft_bits(effective: Effective, drafter: str | None, notes: list[str]) -> 
 
 def _verify_mode(effective: Effective, abilities: Abilities, notes: list[str]) -> str:
     mode = effective["dflash_verify_mode"]
+    if not effective.given("dflash_verify_mode") and not effective.configured("dflash_enabled"):
+        return "dflash"  # a pair named just now, or the embedded one: no oMLX record whose silence means adaptive
     if mode == "ddtree":
         notes.append("Verify mode: ddtree runs as dflash here: it is not used with DFlash 2")
         return "dflash"

@@ -47,6 +47,10 @@ class Effective:
         """Whether anybody set this key."""
         return self.origin(name) != DEFAULT
 
+    def configured(self, name: str) -> bool:
+        """Whether the files give this value."""
+        return self.origin(name) in (PROFILE, MODEL, GLOBAL)
+
     def chosen_now(self, name: str) -> bool:
         """Whether it comes from this command or request, and not from what was configured earlier."""
         return self.origin(name) in (REQUEST, COMMAND_LINE)

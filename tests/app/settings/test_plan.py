@@ -110,6 +110,25 @@ def test_verify_mode(mode: str | None, abilities: Abilities, expected: str, told
     assert [note.startswith(told) for note in plan.notes] == ([True] if told else [])
 
 
+def test_verify_mode_of_a_pair_that_no_record_knows() -> None:
+    """Silence means adaptive in a record, as in oMLX; a pair that was just named drafts whole blocks."""
+    silent = resolve({"command line": {"dflash_enabled": True, "dflash_draft_model": "o/d"}})
+    assert make_plan(silent, "o/t", abilities=ALL).verify_mode == "dflash"
+    assert make_plan(resolve({}, {"dflash_enabled": True}), "mini", abilities=ALL).verify_mode == "dflash"
+    assert plan_of(dflash_enabled=True, dflash_draft_model="o/d").verify_mode == "adaptive"
+    assert typed(dflash_verify_mode="adaptive").verify_mode == "adaptive"
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("dflash_draft_window_size", "--draft-window"), ("dflash_draft_sink_size", "--draft-sink")]
+)
+def test_a_typed_window_or_sink_needs_a_drafter(name: str, option: str) -> None:
+    with pytest.raises(UsageError, match=f"{option}: got 9, expected a --drafter "):
+        typed(**{name: 9}, dflash_enabled=False)
+    assert typed(**{name: 9}).drafter == "o/d"
+    assert plan_of(**{name: 9}).drafter is None, "configured, it waits"
+
+
 @pytest.mark.parametrize(
     ("wanted", "checkpoint", "clamp", "expected", "told"),
     [
