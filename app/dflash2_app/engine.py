@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 # What the library of this build can do beyond fixed widths; see `settings.plan`.
 ABILITIES = Abilities()
 PLAIN, DFLASH2 = "plain", "dflash2"
-MINI_DEFAULTS = {"dflash_enabled": True, "dflash_draft_model": MINI}  # the embedded pair brings its drafter along
+# The embedded pair brings its drafter along, and no oMLX record whose silence would mean adaptive.
+MINI_DEFAULTS = {"dflash_enabled": True, "dflash_draft_model": MINI, "dflash_verify_mode": "dflash"}
 # oMLX's switches for things that nothing here has: told, so that nobody waits for their effect.
 _FOREIGN_SWITCHES = (
     "mtp_enabled", "vlm_mtp_enabled", "specprefill_enabled", "turboquant_kv_enabled", "moe_expert_offload_enabled",
