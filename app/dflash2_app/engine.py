@@ -145,7 +145,7 @@ class Configured:
         values = self.effective
         names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
         drawn = {name: values[name] for name in (*names, "repetition_penalty")}
-        if self.report.dflash_active and ABILITIES.adaptive_widths:
+        if ABILITIES.adaptive_widths:  # else the library has no such field
             library = {"verify_mode": self.plan.verify_mode, **library}
         chosen = {"max_tokens": values["max_tokens"], "block_size": self.block_size, "mode": self.mode, **library}
         has_template = self.engine.tokenizer.has_chat_template and chosen.get("chat_template", True)

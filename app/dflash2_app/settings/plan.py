@@ -77,7 +77,9 @@ def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_fo
     _check_typed_view(effective)
     strict = drafter is not None and effective.chosen_now("dflash_draft_model")
     bits = _draft_bits(effective, drafter, notes)
-    mode = _verify_mode(effective, abilities, notes) if drafter is not None else effective["dflash_verify_mode"]
+    mode = "off" if effective["dflash_verify_mode"] == "off" else "dflash"
+    if drafter is not None:
+        mode = _verify_mode(effective, abilities, notes)
     if drafter is not None:
         _long_context_notes(effective, abilities, notes)
     return Plan(

@@ -57,6 +57,7 @@ def test_on() -> None:
 def test_fallbacks_before_loading(changes: dict[str, Any], reason: str) -> None:
     plan = plan_of(**{**ON, **changes})
     assert (plan.drafter, plan.requested, plan.fallback_reason) == (None, True, reason)
+    assert plan.verify_mode == ("off" if "dflash_verify_mode" in changes else "dflash")
 
 
 def test_quantization() -> None:
