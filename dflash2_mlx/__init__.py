@@ -10,6 +10,7 @@ from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .convert import Conversion, convert_drafter
+from .counting import count_prompt_tokens
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
@@ -32,7 +33,7 @@ from .generate import (
     new_session,
     stream_generate,
 )
-from .load import Engine, load, load_drafter
+from .load import Engine, check_pairing, load, load_drafter
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
 
@@ -65,9 +66,11 @@ __all__ = [
     "TrainingError",
     "UnsupportedModelError",
     "Verdict",
+    "check_pairing",
     "collect",
     "compare_runs",
     "convert_drafter",
+    "count_prompt_tokens",
     "generate",
     "load",
     "load_drafter",

@@ -75,6 +75,7 @@ def load(
     draft_bits: int | None = None,
     draft_group_size: int = 64,
     target_dtype: str = "auto",
+    drafter_dtype: str = "auto",
 ) -> Engine:
     """Load a target and, if named, its drafter.
 
@@ -85,11 +86,13 @@ def load(
         draft_group_size: 32, 64 or 128.
         target_dtype: "auto" keeps the checkpoint's weights (on MLX's CPU back-end with float32 activations,
             which is several times faster there); "bfloat16" casts; "float32" dequantizes.
+        drafter_dtype: activations of the drafter, and its weights where they are not quantized: "auto" is bfloat16,
+            but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
     Raises:
         CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
     """
-    if target_dtype not in _DTYPES:
-        raise ConfigError(f"target_dtype: got {target_dtype!r}, expected auto, bfloat16 or float32")
+    _check_dtype("target_dtype", target_dtype)
+    _check_dtype("drafter_dtype", drafter_dtype)
     if draft_bits is not None and drafter is None and str(target) != MINI:
         raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
     mini = str(target) == MINI
@@ -113,7 +116,7 @@ def load(
             return target_model, None
         drafter_model = load_drafter_weights(
             *draft_files,
-            dtype=_drafter_dtype(draft_files[1], draft_bits),
+            dtype=_drafter_dtype(drafter_dtype, draft_files[1], draft_bits),
             draft_bits=draft_bits,
             group_size=draft_group_size,
         )
@@ -149,7 +152,7 @@ def with_drafter(
         model = load_drafter_weights(
             folder,
             config,
-            dtype=_drafter_dtype(config, draft_bits),
+            dtype=_drafter_dtype("auto", config, draft_bits),
             draft_bits=draft_bits,
             group_size=draft_group_size,
         )
@@ -181,11 +184,10 @@ def load_drafter(
     Raises:
         CheckpointError, ConfigError: one line each.
     """
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype: got {dtype!r}, expected auto, bfloat16 or float32")
+    _check_dtype("dtype", dtype)
     folder = find_files(path, "drafter")
     config = DrafterConfig.from_dict(read_config(folder))
-    kind = {"auto": _drafter_dtype(config, draft_bits), "bfloat16": mx.bfloat16, "float32": mx.float32}[dtype]
+    kind = _drafter_dtype(dtype, config, draft_bits)
     return owner().call(
         lambda: load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
     )
@@ -250,6 +252,24 @@ def _layers_of(config: Mapping[str, Any]) -> int:
     if not isinstance(layers, int):
         raise ConfigError(f"target num_hidden_layers: got {layers!r}, expected an integer")
     return layers
+
+
+def check_pairing(target: str | Path, drafter: str | Path) -> DrafterConfig:
+    """Check by their `config.json` that a drafter belongs to a target; no weights are read or fetched.
+
+    Args:
+        target, drafter: folders or Hub ids.
+    Returns:
+        The drafter's config.
+    Raises:
+        CheckpointError, ConfigError, PairError, UnsupportedModelError: as `load` would, one line each.
+    """
+    target_config = read_config(find_config(target))
+    check_target_config(target_config)
+    raw = read_config(find_config(drafter, "drafter"))
+    config = DrafterConfig.from_dict(raw, num_target_layers=_layers_of(target_config))
+    check_pair(config, target_config)
+    return config
 
 
 def check_pair(drafter: DrafterConfig, target_config: Mapping[str, Any]) -> None:
@@ -323,8 +343,15 @@ def _cast_model(model: Any, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _drafter_dtype(config: DrafterConfig, draft_bits: int | None) -> mx.Dtype:
+def _check_dtype(name: str, wanted: str) -> None:
+    if wanted not in _DTYPES:
+        raise ConfigError(f"{name}: got {wanted!r}, expected auto, bfloat16 or float32")
+
+
+def _drafter_dtype(wanted: str, config: DrafterConfig, draft_bits: int | None) -> mx.Dtype:
     """Activations of the drafter: never float16 (it overflows), float32 where bfloat16 is emulated."""
+    if wanted != "auto":
+        return {"bfloat16": mx.bfloat16, "float32": mx.float32}[wanted]
     if on_cpu():
         return mx.float32
     architecture = str(mx.device_info().get("architecture", ""))

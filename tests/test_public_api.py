@@ -91,8 +91,17 @@ def test_signatures_are_those_of_the_contract():
     def parameters(function: object) -> list[str]:
         return list(inspect.signature(function).parameters)
 
-    assert parameters(d2.load) == ["target", "drafter", "draft_bits", "draft_group_size", "target_dtype"]
     assert parameters(d2.convert_drafter) == ["source", "folder", "bits", "group_size"]
+    assert parameters(d2.load) == [
+        "target",
+        "drafter",
+        "draft_bits",
+        "draft_group_size",
+        "target_dtype",
+        "drafter_dtype",
+    ]
+    assert parameters(d2.check_pairing) == ["target", "drafter"]
+    assert parameters(d2.count_prompt_tokens) == ["engine", "prompt", "config"]
     assert parameters(d2.load_drafter) == ["path", "draft_bits", "draft_group_size", "dtype"]
     assert (
         parameters(d2.stream_generate)

@@ -20,6 +20,7 @@ from .commands.convert import convert
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.generate import generate
+from .commands.settings import settings
 from .commands.train import train
 from .errors import INTERRUPTED, USAGE, ReaderGone, explain
 from .output import show_problem, silence_stdout, use_lossy_encoding
@@ -27,9 +28,13 @@ from .output import show_problem, silence_stdout, use_lossy_encoding
 NAME = "dflash2-mlx"
 COMMANDS = {"generate": generate, "demo": demo, "doctor": doctor, "train": train, "convert": convert}
 
+GROUPS = {"settings": settings}
+
 app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name)
 
 
 def _show_version(wanted: bool) -> None:
@@ -90,7 +95,7 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         traceback.print_exception(error)
     hint = problem.hint
     if hint is None and problem.exit_code == USAGE:
-        command = f"{NAME} {arguments[0]}" if arguments and arguments[0] in COMMANDS else NAME
+        command = f"{NAME} {arguments[0]}" if arguments and arguments[0] in {**COMMANDS, **GROUPS} else NAME
         hint = f"`{command} --help` lists the options"
     show_problem(problem.message, hint)
     return problem.exit_code

@@ -1,8 +1,8 @@
 """Reads what a drafter is trained on: one JSON object per line, plain text or chat messages.
 
 Owns: the file format, and which tokens are learned. Of text all tokens are; of a chat those of the assistant's turns,
-as the chat template spells them, so nothing of one that only asks. Beside its messages a chat may have what the template
-is given besides: `tools` and `chat_template_kwargs`.
+as the chat template spells them, so nothing of one that only asks. Beside its messages a chat may have what the
+template is given besides: `tools` and `chat_template_kwargs`.
 
 Reference: DFlash 2 specification 7.1.
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dflash2_app.cli import main
+from dflash2_app.settings.keys import KEYS
 
 from .fake_library import FakeLibrary, install
 
@@ -44,6 +45,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """Point everything that reads a home folder to an empty one, and keep the Hub out."""
     folder = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(folder))
+    for key in KEYS.values():  # settings of whoever runs the tests
+        monkeypatch.delenv(key.variable, raising=False)
+    monkeypatch.setenv("DFLASH2_BASE_PATH", str(folder / "settings"))
     monkeypatch.setenv("HF_HOME", str(folder / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # In this process the variable may have been read already, by whichever test came first.

@@ -45,7 +45,7 @@ SAMPLED: list[tuple[list[str], dict[str, Any]]] = [
     (["--temperature", "1", "--lossless-mode", "coupled"], {"lossless_mode": "coupled"}),
 ]
 # Flags about the prompt and the output, each with a test of its own below.
-ELSEWHERE = {"--messages", "--system", "--output", "--stats"}
+ELSEWHERE = {"--messages", "--system", "--output", "--stats", "--base-path"}
 
 
 @pytest.mark.parametrize(("flags", "expected"), LOADED)

@@ -10,7 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..output import Output
-from .options import DEFAULT_GROUP_SIZE, valued
+from .options import valued
 from .parsers import one_integer_of, path
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def convert(
     drafter: Annotated[str, typer.Argument(metavar="DRAFTER", help="A drafter: a folder or a Hub id")],
     output: Annotated[Path, Target],
     bits: Annotated[int, Bits] = 8,
-    group_size: Annotated[int, GroupSize] = DEFAULT_GROUP_SIZE,
+    group_size: Annotated[int, GroupSize] = 64,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel="Output")] = False,
 ) -> None:
     """Quantize a drafter to a folder; convolution and selector keep their precision."""

@@ -17,7 +17,7 @@ import typer
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
 from .grouping import grouped
-from .options import MaxTokens, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode
+from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
     import dflash2_mlx as d2
 
+    from ..engine import Configured, Setup
     from .demo_view import Kind, Lane
 
 _PANEL = "Output"
 MODES = ("plain", "dflash2")
 TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
 WARM_UP_TOKENS = 16
+SCREENFUL = 160
 REFRESHES_PER_SECOND = 12
 DEFAULT_CODE = '''class ConfigError(Exception):
     """Raised when the configuration is invalid."""
@@ -42,9 +44,9 @@ DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and
 
 @dataclass(frozen=True)
 class DemoReplyOptions(ReplyOptions):
-    """As for `generate`, but as long as a screen holds."""
+    """As for `generate`, but as long as a screen holds, whatever is configured."""
 
-    max_tokens: Annotated[int, MaxTokens] = 160
+    max_tokens: Annotated[int | None, max_tokens(SCREENFUL, configured=False)] = SCREENFUL
 
 
 @dataclass(frozen=True)
@@ -59,26 +61,24 @@ class DemoSamplingOptions(SamplingOptions):
 class Pair:
     """What both runs have in common."""
 
-    engine: d2.Engine
+    configured: Configured
     prompt: Prompt
     config: d2.GenerationConfig
 
-    def events(self, mode: str) -> Iterator[d2.GenerationEvent]:
-        import dflash2_mlx as d2
+    @property
+    def engine(self) -> d2.Engine:
+        return self.configured.engine
 
-        return d2.stream_generate(self.engine, self.prompt, replace(self.config, mode=mode))
+    def events(self, mode: str) -> Iterator[d2.GenerationEvent]:
+        return self.configured.stream_generate(self.prompt, replace(self.config, mode=mode))
 
     def result(self, mode: str) -> d2.GenerationResult:
-        import dflash2_mlx as d2
-
-        return d2.generate(self.engine, self.prompt, replace(self.config, mode=mode))
+        return self.configured.generate(self.prompt, replace(self.config, mode=mode))
 
     def warm_up(self) -> None:
         """Let both modes meet their shapes once, or the first run would pay for the second."""
-        import dflash2_mlx as d2
-
         for mode in MODES:
-            d2.generate(self.engine, self.prompt, replace(self.config, mode=mode, max_tokens=WARM_UP_TOKENS))
+            self.configured.generate(self.prompt, replace(self.config, mode=mode, max_tokens=WARM_UP_TOKENS))
 
     def compare(self, plain: d2.GenerationResult, dflash2: d2.GenerationResult) -> d2.Verdict:
         import dflash2_mlx as d2
@@ -104,15 +104,23 @@ def demo(
     ] = False,
 ) -> None:
     """Decode a prompt plainly and with DFlash 2, and compare the two."""
-    if not models.drafts:
-        raise UsageError("--drafter: got none, expected the drafter that the demo compares plain decoding with")
+    setup = models.prepare({**reply.given(), **sampling.given()})
+    _check_drafter(setup, setup.plan.fallback_reason)
     given = None if prompt is None and prompts.messages is None else prompts.read(prompt)
     with Output() as out:
-        config = _config(prompts, reply, sampling)
-        engine = models.load(out)
-        prompts.check(engine)
-        text = given or prompts.read(DEFAULT_QUESTION if _chats(engine, config) else DEFAULT_CODE)
-        pair = Pair(engine, text, config)
+        configured = models.open(setup, out)
+        if not configured.report.dflash_active:
+            _check_drafter(None, configured.report.dflash_fallback_reason)
+        prompts.check(configured.engine)
+        config = configured.generation_config(
+            prompts.chat_template_args,
+            forced=False,
+            sampling=sampling.extra(),
+            stop=tuple(reply.stop or ()),
+            chat_template=not prompts.no_chat_template,
+        )
+        text = given or prompts.read(DEFAULT_QUESTION if _chats(configured.engine, config) else DEFAULT_CODE)
+        pair = Pair(configured, text, config)
         if json:
             verdict = _compare_for_json(pair, out)
         elif is_terminal(sys.stdout):
@@ -123,17 +131,11 @@ def demo(
         raise typer.Exit(FAILED)
 
 
-def _config(prompts: PromptOptions, reply: ReplyOptions, sampling: SamplingOptions) -> d2.GenerationConfig:
-    import dflash2_mlx as d2
-
-    return d2.GenerationConfig(
-        max_tokens=reply.max_tokens,
-        sampling=sampling.config(),
-        stop=tuple(reply.stop or ()),
-        block_size=reply.block_size,
-        chat_template=not prompts.no_chat_template,
-        chat_template_kwargs=prompts.chat_template_args,
-    )
+def _check_drafter(setup: Setup | None, reason: str | None) -> None:
+    """Refuse to compare plain decoding with itself."""
+    if setup is None or not setup.drafts:
+        received = f"none ({reason})" if reason else "none"
+        raise UsageError(f"--drafter: got {received}, expected the drafter that the demo compares plain decoding with")
 
 
 def _chats(engine: d2.Engine, config: d2.GenerationConfig) -> bool:

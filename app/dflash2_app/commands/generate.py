@@ -19,6 +19,8 @@ from .prompt import Prompt, PromptOptions
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
+    from ..engine import Configured
+
 _PANEL = "Output"
 _output = valued(_PANEL)
 MOST_LOGPROBS = 20
@@ -64,27 +66,27 @@ def generate(
     """Write one reply to a prompt."""
     text = prompts.read(prompt)
     with Output(shown.output) as out:
-        import dflash2_mlx as d2
-
-        config = d2.GenerationConfig(
-            max_tokens=reply.max_tokens,
-            sampling=sampling.config(),
+        setup = models.prepare({**reply.given(), **sampling.given()})
+        drafts = not plain and setup.drafts
+        notes = sampling.without_effect(setup.effective, drafts=drafts)
+        extra = sampling.extra()
+        for note in [*notes, *_undrafted(models, reply, drafts)]:
+            out.note(note)
+        pair = models.open(setup, out, plain=plain)
+        prompts.check(pair.engine)
+        config = pair.generation_config(
+            prompts.chat_template_args,
+            forced=False,
+            sampling=extra,
             stop=tuple(reply.stop or ()),
-            block_size=reply.block_size,
-            mode="plain" if plain or models.refuses_drafter else "auto",
             logprobs=shown.logprobs,
             chat_template=not prompts.no_chat_template,
-            chat_template_kwargs=prompts.chat_template_args,
+            **({"mode": "plain"} if plain or models.refuses_drafter else {}),
         )
-        drafts = not plain and models.drafts
-        for note in [*sampling.without_effect(drafts=drafts), *_undrafted(models, reply, drafts)]:
-            out.note(note)
-        engine = models.load(out, plain=plain)
-        prompts.check(engine)
         if shown.json:
-            stats = _print_object(engine, text, config, out)
+            stats = _print_object(pair, text, config, out)
         else:
-            stats = _print_text(engine, text, config, out)
+            stats = _print_text(pair, text, config, out)
         if shown.stats:
             out.info(summary(stats))
 
@@ -95,16 +97,14 @@ def _undrafted(models: ModelOptions, reply: ReplyOptions, drafts: bool) -> list[
     return [f"{name} has no effect without drafting" for name, there in given.items() if there and not drafts]
 
 
-def _print_object(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
-    import dflash2_mlx as d2
-
+def _print_object(pair: Configured, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
     out.status("generating")
-    result = d2.generate(engine, prompt, config)
+    result = pair.generate(prompt, config)
     for notice in result.stats.notices:
         out.note(notice)
     shown = result.to_dict()
     if config.logprobs is not None:
-        shown["logprobs"] = [_logprob(engine, item) for item in result.logprobs]
+        shown["logprobs"] = [_logprob(pair.engine, item) for item in result.logprobs]
     out.json(shown)
     return result.stats
 
@@ -116,11 +116,9 @@ def _logprob(engine: d2.Engine, item: d2.TokenLogprob) -> dict[str, Any]:
     return {**entry(item.token, item.logprob), "top": [entry(*pair) for pair in item.top]}
 
 
-def _print_text(engine: d2.Engine, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
-    import dflash2_mlx as d2
-
+def _print_text(pair: Configured, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
     told: list[str] = []
-    with closing(d2.stream_generate(engine, prompt, config)) as events:
+    with closing(pair.stream_generate(prompt, config)) as events:
         for event in events:
             for notice in event.stats.notices[len(told) :]:
                 out.note(notice)

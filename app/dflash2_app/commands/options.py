@@ -9,22 +9,26 @@ A command takes a group as one parameter (see `grouping`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
 from ..output import Output
-from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, token_bias
+from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, path, token_bias
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
+    from ..engine import Configured, Setup
+    from ..settings.resolve import Effective
+
 MINI = "mini"
 NO_DRAFTER = "none"
-DEFAULT_GROUP_SIZE = 64
+CONFIGURED = ", or as configured"  # after a default that settings may change
 
 
 def valued(panel: str) -> Callable[..., Any]:
@@ -50,28 +54,55 @@ _penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
 _dtypes = ("auto", "bfloat16", "float32")
 _modes = ("rejection", "coupled")
 
-Model = _model("--model", "PATH|ID", "Target: a folder or a Hub id", filled, default="the embedded mini pair")
-Drafter = _model("--drafter", "PATH|ID|none", "Drafter: a folder or a Hub id; none decodes without", filled)
-DraftBits = _model("--draft-bits", "4|8", "Quantize the drafter on load", one_integer_of(4, 8))
-DraftGroupSize = _model("--draft-group-size", "32|64|128", "Weights that share a scale", one_integer_of(32, 64, 128))
-TargetDtype = _model("--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes))
+Model = _model(
+    "--model", "PATH|ID", "Target: a folder, a Hub id or a configured name", filled,
+    default="the configured default model, else the embedded mini pair",
+)  # fmt: skip
+Drafter = _model(
+    "--drafter", "PATH|ID|none", "Drafter: a folder or a Hub id; none decodes without", filled, default="as configured"
+)
+DraftBits = _model("--draft-bits", "4|8", "Quantize the drafter on load", one_integer_of(4, 8), default="as configured")
+DraftGroupSize = _model(
+    "--draft-group-size", "32|64|128", "Weights that share a scale", one_integer_of(32, 64, 128),
+    default="64" + CONFIGURED,
+)  # fmt: skip
+TargetDtype = _model(
+    "--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes), default="auto" + CONFIGURED
+)
+BasePath = _model(
+    "--base-path", "DIR", "Folder of the settings files", path, default="DFLASH2_BASE_PATH, else ~/.dflash2-mlx"
+)
 
-MaxTokens = _reply("--max-tokens", "N", "Most tokens in the reply", integer(1))
 Stop = _reply("--stop", "TEXT", "End the reply before this text; repeatable", filled)
 BlockSize = _reply(
-    "--block-size", "N", "Rows per verify: the anchor and the proposal", integer(2), default="the drafter's own"
-)
+    "--block-size", "N", "Rows per verify: the anchor and the proposal", integer(2),
+    default="as configured, else the drafter's own",
+)  # fmt: skip
 
-Temperature = _sampling("--temperature", "T", "0 takes the likeliest token", number(">= 0", lambda x: x >= 0))
-TopP = _sampling(
-    "--top-p", "P", "Keep the likeliest tokens that hold this share", number("in (0, 1]", lambda x: 0 < x <= 1)
+
+def max_tokens(default: int, *, configured: bool = True) -> Any:
+    """Describe `--max-tokens`, whose default is not the same in every command."""
+    text = f"{default}{CONFIGURED}" if configured else str(default)
+    return _reply("--max-tokens", "N", "Most tokens in the reply", integer(1), default=text)
+
+
+MaxTokens = max_tokens(512)
+
+
+def _drawn(name: str, metavar: str, text: str, parser: Callable[..., Any], default: str) -> Any:
+    return _sampling(name, metavar, text, parser, default=default + CONFIGURED)
+
+
+Temperature = _drawn("--temperature", "T", "0 takes the likeliest token", number(">= 0", lambda x: x >= 0), "0")
+TopP = _drawn(
+    "--top-p", "P", "Keep the likeliest tokens that hold this share", number("in (0, 1]", lambda x: 0 < x <= 1), "1"
 )
-TopK = _sampling("--top-k", "K", "Keep the K likeliest tokens; 0 keeps all", integer(0))
-MinP = _sampling("--min-p", "P", "Drop tokens below this share of the likeliest", _share)
-PresencePenalty = _sampling("--presence-penalty", "X", "Taken once off what the reply holds", _penalty)
-FrequencyPenalty = _sampling("--frequency-penalty", "X", "Taken off per time the reply holds it", _penalty)
-RepetitionPenalty = _sampling(
-    "--repetition-penalty", "X", "Damps what prompt and reply hold; 1 is off", number("> 0", lambda x: x > 0)
+TopK = _drawn("--top-k", "K", "Keep the K likeliest tokens; 0 keeps all", integer(0), "0")
+MinP = _drawn("--min-p", "P", "Drop tokens below this share of the likeliest", _share, "0")
+PresencePenalty = _drawn("--presence-penalty", "X", "Taken once off what the reply holds", _penalty, "0")
+FrequencyPenalty = _drawn("--frequency-penalty", "X", "Taken off per time the reply holds it", _penalty, "0")
+RepetitionPenalty = _drawn(
+    "--repetition-penalty", "X", "Damps what prompt and reply hold; 1 is off", number("> 0", lambda x: x > 0), "1"
 )
 LogitBias = _sampling("--logit-bias", "ID=VALUE", "Add VALUE to a token's logit; repeatable", token_bias)
 Seed = _sampling("--seed", "N", "The same seed gives the same text", integer(0, 2**64 - 1))
@@ -85,23 +116,19 @@ def lossless_mode(*, default: str | bool = True) -> Any:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which target and which drafter, and how they are held in memory."""
+    """Which target and which drafter, and how they are held in memory; None is what settings say."""
 
     model: Annotated[str | None, Model] = None
     drafter: Annotated[str | None, Drafter] = None
     draft_bits: Annotated[int | None, DraftBits] = None
-    draft_group_size: Annotated[int, DraftGroupSize] = DEFAULT_GROUP_SIZE
-    target_dtype: Annotated[str, TargetDtype] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.draft_bits is not None and not self.drafts:
-            raise UsageError(f"--draft-bits: got {self.draft_bits}, expected a --drafter to quantize")
-        if self.draft_group_size != DEFAULT_GROUP_SIZE and self.draft_bits is None:
-            raise UsageError(f"--draft-group-size: got {self.draft_group_size}, expected --draft-bits as well")
+    draft_group_size: Annotated[int | None, DraftGroupSize] = None
+    target_dtype: Annotated[str | None, TargetDtype] = None
+    base_path: Annotated[Path | None, BasePath] = None
 
     @property
     def target(self) -> str:
-        return MINI if self.model is None else self.model
+        """What will be loaded as the target: a folder, a Hub id or "mini"."""
+        return self.prepare().target
 
     @property
     def refuses_drafter(self) -> bool:
@@ -109,70 +136,114 @@ class ModelOptions:
 
     @property
     def drafts(self) -> bool:
-        """Whether these options bring a drafter along."""
-        if self.drafter is None:
-            return self.target == MINI
-        return not self.refuses_drafter
+        """Whether options and settings bring a drafter along."""
+        return self.prepare().drafts
+
+    def given(self) -> dict[str, Any]:
+        """What was given, by the keys of the settings."""
+        values: dict[str, Any] = {}
+        if self.drafter is not None:
+            values["dflash_enabled"] = not self.refuses_drafter
+        if self.drafter is not None and not self.refuses_drafter:
+            values["dflash_draft_model"] = self.drafter
+        if self.draft_bits is not None:
+            values |= {"dflash_draft_quant_enabled": True, "dflash_draft_quant_weight_bits": self.draft_bits}
+        if self.draft_group_size is not None:
+            values["dflash_draft_quant_group_size"] = self.draft_group_size
+        if self.target_dtype is not None:
+            values["target_dtype"] = self.target_dtype
+        return values
+
+    def prepare(self, more: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Setup:
+        """Settle models and settings; nothing is loaded.
+
+        Args:
+            more: what other options gave, by key.
+            defaults: of the command, by key.
+        """
+        from ..engine import prepare
+        from ..settings.paths import find_base
+
+        command_line = {**self.given(), **(more or {})}
+        return prepare(self.model, command_line=command_line, base=find_base(self.base_path), defaults=defaults)
+
+    def announce(self, setup: Setup, out: Output, *, plain: bool = False) -> None:
+        """Say what was chosen for the user."""
+        if setup.chosen_by == "nothing":
+            out.note("no --model given: using the embedded mini pair")
+        elif setup.chosen_by == "default model":
+            out.note(f"no --model given: using the default model {setup.named.model_id}")
+        if plain or setup.drafts or self.refuses_drafter:
+            return
+        if setup.plan.fallback_reason is not None:
+            out.note(f"plain decoding: {setup.plan.fallback_reason}")
+        elif not setup.effective.given("dflash_enabled"):
+            out.note("no --drafter given: plain decoding, one token per pass")
+        else:
+            out.note(f"DFlash is off for {setup.named.model_id}: plain decoding, one token per pass")
+
+    def open(self, setup: Setup, out: Output, *, plain: bool = False) -> Configured:
+        """Load what `prepare` settled, and say what the user should know; with `plain`, without the drafter."""
+        self.announce(setup, out, plain=plain)
+        pair = setup.load(plain=plain, tell=out.status)
+        for note in pair.report.notes:
+            out.note(note)
+        if setup.drafts and pair.report.dflash_fallback_reason is not None:
+            out.note(f"plain decoding: {pair.report.dflash_fallback_reason}")
+        return pair
 
     def load(self, out: Output, *, plain: bool = False) -> d2.Engine:
-        """Load what was asked for; with `plain`, leave a drafter that would not be used on disk."""
-        import dflash2_mlx as d2
-
-        if self.model is None:
-            out.note("no --model given: using the embedded mini pair")
-        elif self.drafter is None and not self.drafts and not plain:
-            out.note("no --drafter given: plain decoding, one token per pass")
-        named = self.drafter if self.drafts and not plain else None
-        out.status(f"loading {self.target}")
-        return d2.load(
-            self.target,
-            named,
-            draft_bits=None if plain else self.draft_bits,
-            draft_group_size=self.draft_group_size,
-            target_dtype=self.target_dtype,
-        )
+        """Load what was asked for or configured, for commands that need nothing but the engine."""
+        return self.open(self.prepare(), out, plain=plain).engine
 
 
 @dataclass(frozen=True)
 class ReplyOptions:
-    """How long the reply may be, where it ends and how wide a block is."""
+    """How long the reply may be, where it ends and how wide a block is; None is what settings say."""
 
-    max_tokens: Annotated[int, MaxTokens] = 512
+    max_tokens: Annotated[int | None, MaxTokens] = None
     stop: Annotated[list[str] | None, Stop] = None
     block_size: Annotated[int | None, BlockSize] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was given, by the keys of the settings."""
+        values = {"max_tokens": self.max_tokens, "dflash_block_size": self.block_size}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_DRAWN = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How the next token is drawn."""
+    """How the next token is drawn; None is what settings say."""
 
-    temperature: Annotated[float, Temperature] = 0.0
-    top_p: Annotated[float, TopP] = 1.0
-    top_k: Annotated[int, TopK] = 0
-    min_p: Annotated[float, MinP] = 0.0
-    presence_penalty: Annotated[float, PresencePenalty] = 0.0
-    frequency_penalty: Annotated[float, FrequencyPenalty] = 0.0
-    repetition_penalty: Annotated[float, RepetitionPenalty] = 1.0
+    temperature: Annotated[float | None, Temperature] = None
+    top_p: Annotated[float | None, TopP] = None
+    top_k: Annotated[int | None, TopK] = None
+    min_p: Annotated[float | None, MinP] = None
+    presence_penalty: Annotated[float | None, PresencePenalty] = None
+    frequency_penalty: Annotated[float | None, FrequencyPenalty] = None
+    repetition_penalty: Annotated[float | None, RepetitionPenalty] = None
     logit_bias: Annotated[list[TokenBias] | None, LogitBias] = None
     seed: Annotated[int | None, Seed] = None
     lossless_mode: Annotated[str | None, lossless_mode(default="coupled with --seed, else rejection")] = None
 
+    def given(self) -> dict[str, Any]:
+        """What was given, by the keys of the settings."""
+        return {name: value for name in _DRAWN if (value := vars(self)[name]) is not None}
+
+    def extra(self) -> dict[str, Any]:
+        """What no setting says, by the library's names."""
+        return {"logit_bias": self._biases(), "seed": self.seed, "lossless_mode": self.lossless_mode}
+
     def config(self) -> d2.SamplingConfig:
-        """Translate to the library's settings."""
+        """Translate to the library's settings, for commands that read no settings."""
         import dflash2_mlx as d2
 
-        return d2.SamplingConfig(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self._biases(),
-            seed=self.seed,
-            lossless_mode=self.lossless_mode,
-        )
+        return d2.SamplingConfig(**self.given(), **self.extra())
 
     def _biases(self) -> dict[int, float] | None:
         biases: dict[int, float] = {}
@@ -182,16 +253,17 @@ class SamplingOptions:
             biases[item.token] = item.value
         return biases or None
 
-    def without_effect(self, *, drafts: bool = True) -> list[str]:
-        """Say which options were given and do nothing, and why."""
-        if self.temperature > 0:
+    def without_effect(self, effective: Effective | None = None, *, drafts: bool = True) -> list[str]:
+        """Say which options were given and do nothing, and why; `effective` knows a configured temperature."""
+        if ((self.temperature or 0) if effective is None else effective["temperature"]) > 0:
             alone = self.lossless_mode is not None and not drafts
             return ["--lossless-mode has no effect without drafting"] if alone else []
+        # A value that changes nothing is not worth a note.
         filters = {
             "--seed": self.seed is not None,
-            "--top-p": self.top_p != 1.0,
-            "--top-k": self.top_k != 0,
-            "--min-p": self.min_p != 0.0,
+            "--top-p": self.top_p not in (None, 1.0),
+            "--top-k": self.top_k not in (None, 0),
+            "--min-p": self.min_p not in (None, 0.0),
             "--lossless-mode": self.lossless_mode is not None,
         }
         return [f"{name} has no effect at --temperature 0" for name, given in filters.items() if given]

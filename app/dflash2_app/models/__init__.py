@@ -1,0 +1,1 @@
+"""The model manager: known pairs, and what lies on this machine."""
