@@ -30,6 +30,7 @@ from .generate import (
     stream_generate,
 )
 from .load import Engine, load, load_drafter
+from .memory import MemoryEstimate, Precision, memory_estimate
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
 
@@ -49,8 +50,10 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "LogitConstraint",
+    "MemoryEstimate",
     "PairError",
     "PlainSession",
+    "Precision",
     "PromptError",
     "RoundInfo",
     "SamplingConfig",
@@ -64,6 +67,7 @@ __all__ = [
     "generate",
     "load",
     "load_drafter",
+    "memory_estimate",
     "new_session",
     "stream_generate",
 ]

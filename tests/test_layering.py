@@ -55,6 +55,8 @@ LIBRARY = [
     "targets.config",
     "targets",
     "load",
+    "shapes",
+    "memory",
     "stats",
     "costs",
     "widths",

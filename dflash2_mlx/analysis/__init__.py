@@ -2,7 +2,7 @@
 
 from ..kernels._dispatch import KernelState
 from .kernels import KernelTime, kernel_states, time_kernels
-from .machine import backend, describe_machine, measure_bandwidth, package_versions
+from .machine import backend, describe_machine, measure_bandwidth, memory_limit, package_versions
 from .pair import PairReport, examine_pair
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "examine_pair",
     "kernel_states",
     "measure_bandwidth",
+    "memory_limit",
     "package_versions",
     "time_kernels",
 ]
