@@ -9,6 +9,7 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
+from .describe import ModelFacts, describe_config
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
@@ -29,7 +30,7 @@ from .generate import (
     new_session,
     stream_generate,
 )
-from .load import Engine, load, load_drafter
+from .load import Engine, load, load_drafter, load_precision
 from .memory import MemoryEstimate, Precision, memory_estimate
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
@@ -51,6 +52,7 @@ __all__ = [
     "GenerationStats",
     "LogitConstraint",
     "MemoryEstimate",
+    "ModelFacts",
     "PairError",
     "PlainSession",
     "Precision",
@@ -64,9 +66,11 @@ __all__ = [
     "Verdict",
     "collect",
     "compare_runs",
+    "describe_config",
     "generate",
     "load",
     "load_drafter",
+    "load_precision",
     "memory_estimate",
     "new_session",
     "stream_generate",

@@ -26,6 +26,7 @@ from .config import DFLASH1, DFLASH2, DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, PairError
 from .layout import on_cpu, store_for_device
+from .memory import Precision
 from .runtime import owner
 from .targets.base import Target
 from .targets.config import check_target
@@ -296,6 +297,20 @@ def _drafter_dtype(draft_bits: int | None) -> mx.Dtype:
     architecture = str(mx.device_info().get("architecture", ""))
     emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
     return mx.float32 if emulated and draft_bits is not None else mx.bfloat16
+
+
+def load_precision(
+    *, draft_bits: int | None = None, draft_group_size: int = 64, target_dtype: str = "auto"
+) -> Precision:
+    """How `load` with these settings holds numbers on this machine, for `memory_estimate`."""
+    single = target_dtype == "float32" or (target_dtype == "auto" and on_cpu())
+    return Precision(
+        target_bytes=mx.float32.size if single else mx.bfloat16.size,
+        drafter_bytes=_drafter_dtype(draft_bits).size,
+        draft_bits=draft_bits,
+        draft_group_size=draft_group_size,
+        dequantized=target_dtype == "float32",
+    )
 
 
 def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerWrapper:

@@ -89,7 +89,7 @@ def test_what_a_loaded_pair_takes(tmp_path: Path, bits: int | None) -> None:
     engine = d2.load(target, drafter, draft_bits=bits, draft_group_size=32)
     gc.collect()
     taken = mx.get_active_memory() - before
-    held = Precision(target_bytes=4, drafter_bytes=4, draft_bits=bits, draft_group_size=32)
+    held = d2.load_precision(draft_bits=bits, draft_group_size=32)
     raw = {**TARGET_CONFIGS["qwen3_5"], "quantization": {"group_size": 32, "bits": 4}}
     estimate = memory_estimate(raw, drafter_config(**wide), 10, precision=held)
     counted = estimate.target_weights + estimate.drafter_weights
