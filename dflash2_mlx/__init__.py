@@ -30,7 +30,7 @@ from .generate import (
     new_session,
     stream_generate,
 )
-from .load import Engine, load, load_drafter, load_precision
+from .load import Engine, check_pair, load, load_drafter, load_precision
 from .memory import MemoryEstimate, Precision, memory_estimate
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
@@ -64,6 +64,7 @@ __all__ = [
     "TokenLogprob",
     "UnsupportedModelError",
     "Verdict",
+    "check_pair",
     "collect",
     "compare_runs",
     "describe_config",
