@@ -15,6 +15,9 @@ import pytest
 from dflash2_app.cli import main
 
 from .fake_library import FakeLibrary, install
+from .hub import Hub, hub
+
+__all__ = ["Hub", "hub"]  # the fixture, for all tests of the application
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 BUSY = (408, 429, 500, 502, 503, 504)
+FIRST_WAIT_S = 1.0  # doubled with every attempt
 _LONGEST_WAIT_S = 30.0
 _PAGE_TIMEOUT_S = 20.0
 # These become names of files, so nothing else may pass.
@@ -188,7 +189,7 @@ def wait_before(attempt: int, error: Exception) -> float:
         asked = error.response.headers.get("Retry-After", "")
         if asked.isdigit():
             return min(float(asked), _LONGEST_WAIT_S)
-    return min(2.0 ** (attempt - 1), _LONGEST_WAIT_S)
+    return min(FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
 
 
 def explained(error: Exception, what: str) -> HubError:

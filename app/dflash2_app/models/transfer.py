@@ -116,13 +116,16 @@ def _read_on(job: Job, have: int, listener: Listener, stop: threading.Event) -> 
         _check_answer(job, answer, have)
         mode, size = ("ab", have) if answer.status_code == 206 else ("wb", 0)
         with job.partial.open(mode) as out:
+            told = size
             listener.reached(job, size)
-            for chunk in answer.iter_bytes(_CHUNK_BYTES):
+            for chunk in answer.iter_bytes():  # as it comes: whole pieces would be lost with the connection
                 size += len(chunk)
                 if size > job.file.size:
                     raise _wrong_size(job, f"more than {job.file.size}")
                 out.write(chunk)
-                listener.reached(job, size)
+                if size - told >= _CHUNK_BYTES:
+                    told = size
+                    listener.reached(job, size)
                 if stop.is_set():
                     raise Stopped
 

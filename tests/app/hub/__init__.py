@@ -25,6 +25,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
             monkeypatch.setenv(name, value)
         # This process may have read the variables long ago.
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

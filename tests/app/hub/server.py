@@ -14,8 +14,10 @@ Routes: /api/models (search, author, filter, sort, limit), /api/models/ID[/revis
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import sys
 import threading
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -30,12 +32,15 @@ _SORTS = {"downloads": "downloads", "likes": "likes", "lastModified": "lastModif
           "trendingScore": "trendingScore"}  # fmt: skip
 
 
+@functools.cache
 def blob_id(content: bytes) -> str:
     """Git's name of a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+@functools.cache
 def sha256(content: bytes) -> str:
+    """What large-file storage calls it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -66,8 +71,11 @@ class Repo:
         return None
 
     def config(self) -> dict[str, Any]:
-        raw = self.history[-1].get("config.json")
-        return json.loads(raw) if raw else {}
+        """What the page shows of `config.json`; nothing when it cannot be read."""
+        try:
+            return json.loads(self.history[-1].get("config.json", b""))
+        except ValueError:
+            return {}
 
 
 @dataclass
@@ -102,8 +110,7 @@ class Hub:
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_for(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler_for(self))
         self.port = self._server.server_address[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.storage = f"http://localhost:{self.port}/storage"
@@ -194,6 +201,15 @@ class Hub:
         """How many requests held this text in their path."""
         with self.lock:
             return sum(seen.method == method and part in seen.path for seen in self.seen)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up in the middle is no news."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 def _handler_for(hub: Hub) -> type[BaseHTTPRequestHandler]:
