@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from dflash2_app.cli import COMMANDS, NAME, app
+from dflash2_app.cli import COMMANDS, GROUPS, NAME, app
 
 from .conftest import Run, environment
 
@@ -23,13 +24,18 @@ SNAPSHOT = Path(__file__).with_name("help.txt")
 def help_text() -> str:
     """All help pages, without the frames and the line breaks that depend on Typer's version and the width."""
     pages = []
-    for arguments in ([], *([name] for name in COMMANDS)):
+    grouped = [[name, *rest] for name, group in GROUPS.items() for rest in ([], *([one] for one in _names(group)))]
+    for arguments in ([], *([name] for name in COMMANDS), *grouped):
         result = CliRunner(env={"COLUMNS": "220", "NO_COLOR": "1"}).invoke(app, [*arguments, "--help"], prog_name=NAME)
         assert result.exit_code == 0
         bare = re.sub("[╭╮╰╯│─]|<bool>", " ", result.stdout)  # some versions of Typer name the type of a flag
         lines = (" ".join(line.split()) for line in bare.splitlines())
         pages.append("\n".join([f"$ {' '.join([NAME, *arguments])} --help", *filter(None, lines)]))
     return "\n\n".join(pages) + "\n"
+
+
+def _names(group: typer.Typer) -> list[str]:
+    return [command.name or "" for command in group.registered_commands]
 
 
 def test_help_is_the_committed_text() -> None:
@@ -39,7 +45,7 @@ def test_help_is_the_committed_text() -> None:
 def test_no_command_shows_the_help(run: Run) -> None:
     shown = run()
     assert shown.code == 0
-    assert all(name in shown.out for name in COMMANDS)
+    assert all(name in shown.out for name in (*COMMANDS, *GROUPS))
 
 
 def test_version_names_what_it_runs_on(run: Run) -> None:
@@ -48,7 +54,10 @@ def test_version_names_what_it_runs_on(run: Run) -> None:
     assert re.fullmatch(r"dflash2-mlx .+ \(mlx [\d.]+, mlx-lm [\d.]+, Python [\d.]+\)\n", shown.out)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["generate", "--nope"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["generate", "--help"], ["generate", "--nope"], ["models", "pull", "--help"], ["--version"]],
+)
 def test_what_needs_no_model_imports_no_mlx(arguments: list[str]) -> None:
     script = (
         "import sys; from dflash2_app.cli import main; main(sys.argv[1:]);"

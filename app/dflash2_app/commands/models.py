@@ -26,10 +26,8 @@ _chosen = valued("Selection")
 models = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Find, fetch, check and remove models; one store, the Hub cache."
 )
-models.command("info")(info)
-models.command("pull")(pull)
 
-ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL...", help="Hub ids like owner/name", parser=filled)]
+ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", help="Hub ids like owner/name", parser=filled)]
 
 
 @models.command("list")
@@ -148,6 +146,10 @@ def search(
             out.info("nothing found" + ("" if any_format else "; --any-format also shows models not marked for MLX"))
 
 
+models.command("info")(info)
+models.command("pull")(pull)
+
+
 @models.command("remove")
 def remove(
     model: ModelNames,
@@ -189,7 +191,7 @@ def _ask(question: str) -> None:
 def verify(
     model: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Hub ids like owner/name; none checks all", show_default=False),
+        typer.Argument(metavar="MODEL", help="Hub ids like owner/name; none checks all", show_default=False),
     ] = None,
     delete_damaged: Annotated[
         bool, typer.Option("--delete-damaged", help="Delete files with a wrong checksum: `pull` then fetches them")
@@ -224,10 +226,10 @@ def verify(
             out.json({"models": [result.to_dict() for result in results], "deleted_files": deleted})
         damaged = [result.repo_id for result in results if not result.good]
         if damaged:
-            how = "" if delete_damaged else " --delete-damaged, then"
             raise AppError(
                 f"{', '.join(damaged)}: damaged or incomplete" + (f"; {deleted} files were deleted" if deleted else ""),
-                hint=f"run{how} `dflash2-mlx models pull`, which fetches what is missing",
+                hint=("" if delete_damaged else "--delete-damaged removes wrong files; ")
+                + "`dflash2-mlx models pull` fetches what is missing",
             )
 
 

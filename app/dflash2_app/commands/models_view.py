@@ -41,7 +41,7 @@ def show_table(out: Output, headers: Sequence[str], rows: Sequence[Sequence[obje
     text = io.StringIO()
     width = shutil.get_terminal_size().columns
     Console(file=text, width=width, color_system=None, legacy_windows=False).print(table)
-    out.data("\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines()) + "\n")
+    out.data("".join(line.rstrip() + "\n" for line in text.getvalue().splitlines() if line.strip()))
 
 
 def show_facts(out: Output, facts: Sequence[tuple[str, object]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,11 +27,11 @@ _PAGE_TIMEOUT_S = 20.0
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 SORTS = {
-    "trending": "trending_score",
+    "trending": "trendingScore",
     "downloads": "downloads",
     "likes": "likes",
-    "created": "created_at",
-    "updated": "last_modified",
+    "created": "createdAt",
+    "updated": "lastModified",
 }
 
 Result = TypeVar("Result")
@@ -85,23 +85,32 @@ def endpoint() -> str:
     return constants.ENDPOINT
 
 
-def search(
-    text: str | None, *, author: str | None, tags: list[str], sort: str, limit: int, ascending: bool = False
-) -> list[Found]:
-    """Repositories that match, best first by `sort` (a key of SORTS)."""
-    found = retried(
-        lambda: list(
-            _api().list_models(
-                search=text, author=author, filter=tags or None, sort=SORTS[sort], limit=limit, full=True
-            )
-        ),
-        "the Hub",
-    )
-    lines = [
+def search(text: str | None, *, author: str | None, tags: list[str], sort: str, limit: int) -> list[Found]:
+    """Repositories that match, best first by `sort` (a key of SORTS); at most 1000."""
+    asked = {
+        "search": text,
+        "author": author,
+        "filter": tags or None,
+        "sort": SORTS[sort],
+        "limit": limit,
+        "full": True,
+    }
+
+    def ask() -> list[ModelInfo]:
+        from huggingface_hub.hf_api import ModelInfo
+
+        # Not list_models: it would wait for a silent Hub for ever.
+        items = _get_json(f"{endpoint()}/api/models", {name: value for name, value in asked.items() if value})
+        return [ModelInfo(**{**item, "siblings": None}) for item in items]
+
+    try:
+        found = retried(ask, "the Hub")
+    except (ValueError, TypeError, LookupError) as error:
+        raise HubError(f"the Hub: got an unreadable answer ({error}), expected a list; is HF_ENDPOINT a Hub?") from None
+    return [
         Found(info.id, info.downloads, info.likes, _day(info), _license(info), bool(info.gated), tuple(info.tags or ()))
         for info in found
     ]
-    return lines[::-1] if ascending else lines
 
 
 def read_page(repo_id: str) -> Page:
@@ -127,17 +136,8 @@ def read_config(page: Page) -> dict[str, Any] | None:
     if all(file.name != "config.json" for file in page.files):
         return None
 
-    def ask() -> dict[str, Any]:
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-        answer = get_session().get(
-            file_url(page, "config.json"), headers=build_hf_headers(), timeout=_PAGE_TIMEOUT_S, follow_redirects=True
-        )
-        hf_raise_for_status(answer)
-        return json.loads(answer.content)
-
     try:
-        config = retried(ask, page.repo_id)
+        config = retried(lambda: _get_json(file_url(page, "config.json")), page.repo_id)
     except ValueError as error:
         raise HubError(f"{page.repo_id}: got an unreadable config.json ({error}), expected JSON") from None
     if not isinstance(config, dict):
@@ -230,6 +230,17 @@ def is_network(error: Exception) -> bool:
 
     # Everything the HTTP client raises, except answers with an error status.
     return isinstance(error, HTTPError) and not isinstance(error, HfHubHTTPError)
+
+
+def _get_json(url: str, parameters: Mapping[str, Any] | None = None) -> Any:
+    """Parsed JSON from the Hub; ValueError when it is none."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    answer = get_session().get(
+        url, params=parameters, headers=build_hf_headers(), timeout=_PAGE_TIMEOUT_S, follow_redirects=True
+    )
+    hf_raise_for_status(answer)
+    return json.loads(answer.content)
 
 
 def _api() -> Any:

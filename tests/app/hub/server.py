@@ -14,9 +14,11 @@ Routes: /api/models (search, author, filter, sort, limit), /api/models/ID[/revis
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import socket
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -132,6 +134,9 @@ class Hub:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
+            for connection in list(self._server.connections):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def add(self, repo_id: str, files: dict[str, bytes] | Path, **page: Any) -> Repo:
         """Publish a repository from contents or from a folder; `page` are fields of `Repo`."""
@@ -205,6 +210,19 @@ class Hub:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Remember who is connected: a server that is gone answers nobody, not even on open connections."""
+        self.connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.connections.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up in the middle is no news."""
