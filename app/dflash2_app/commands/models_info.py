@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import AppError, UsageError
 from ..output import Output
 from .models_options import DEFAULT_CONTEXT, BasePath, Context, Json, ModelName
 
@@ -23,55 +25,76 @@ def info(model: ModelName, context: Context = DEFAULT_CONTEXT, base_path: BasePa
 
         found = discover(find_places(base_path))
         local = found.find(model)
-        page, config = _remote(model, local, out)
-        facts = _facts(model, local, page, config, context)
+        facts = _facts(_look(model, local, out), context)
         if json:
             out.json(facts)
         else:
             _print_info(out, facts)
 
 
-def _remote(name: str, local: LocalModel | None, out: Output) -> tuple[Page | None, Any]:
-    """Page and config on the Hub; what is here can be shown without them."""
+@dataclass(frozen=True)
+class _Looked:
+    """What was found of one model; `config` is None where nobody may read it, `problem` says what is wrong."""
+
+    name: str
+    local: LocalModel | None
+    page: Page | None
+    config: Mapping[str, Any] | None
+    problem: str | None = None
+
+
+def _look(name: str, local: LocalModel | None, out: Output) -> _Looked:
+    """Ask the Hub as well; what is here can be shown without it."""
     from ..models import hub
     from ..models.cache import is_hub_id
 
+    here = None if local is None else local.config
     if not is_hub_id(name):
         if local is None:
             raise UsageError(f"MODEL: got {name!r}, expected a Hub id, or a model that `models list` shows")
-        return None, local.config
+        return _Looked(name, local, None, here, local.problem)
     try:
         page = hub.read_page(name)
-        return page, local.config if local is not None else hub.read_config(page)
     except hub.HubError as error:
         if local is None:
             raise
         out.note(f"shown from this machine alone: {error}")
-        return None, local.config
+        return _Looked(name, local, None, here, local.problem)
+    if local is not None:
+        return _Looked(name, local, page, here, local.problem)
+    try:
+        return _Looked(name, None, page, hub.read_config(page))
+    except hub.HubError as error:
+        return _Looked(name, None, page, None, str(error))
 
 
-def _facts(name: str, local: LocalModel | None, page: Page | None, config: Any, context: int) -> dict[str, Any]:
+def _facts(looked: _Looked, context: int) -> dict[str, Any]:
     import dflash2_mlx as d2
 
     from ..models.memory import check_fit
-    from ..models.pull import plan
+    from ..models.pull import RepoPlan, plan
     from ..models.suggestions import drafter_for
 
-    facts = d2.describe_config(config or {})
-    suggested = drafter_for(name, config) if facts.kind == "target" else None
-    fit: Fit | None = None
-    if facts.kind == "target":
+    page, local, config = looked.page, looked.local, looked.config
+    described = None if config is None else d2.describe_config(config)
+    problem = looked.problem or (described.reason if described else None)
+    planned: RepoPlan | None = None
+    if page is not None and problem is None:
+        try:
+            planned = plan(page)
+        except AppError as error:
+            problem = str(error)
+    suggested, fit = None, None
+    if config is not None and described is not None and described.kind == "target":
+        suggested = drafter_for(looked.name, config)
         fit = check_fit(config, _config_anywhere(suggested.repo_id) if suggested else None, context)
-    planned = None
-    if page is not None and facts.kind != "other":
-        planned = plan(page)
     return {
-        "name": name,
-        **facts.to_dict(),
+        "name": looked.name,
+        **(described or d2.ModelFacts("unknown")).to_dict(),
         "size_bytes": local.size if local else (planned.size if planned else None),
         "download_bytes": planned.missing if planned else None,
         "path": str(local.path) if local else None,
-        "problem": local.problem if local else facts.reason,
+        "problem": problem,
         "license": page.license if page else None,
         "gated": page.gated if page else None,
         "updated": page.updated if page else None,
@@ -119,7 +142,7 @@ def _print_info(out: Output, facts: dict[str, Any]) -> None:
             ("model", facts["name"]),
             ("kind", facts["kind"]),
             ("family", facts["family"]),
-            ("weights", facts["quantization"] or "full"),
+            ("weights", None if facts["kind"] in ("other", "unknown") else facts["quantization"] or "full"),
             ("context", facts["context_length"]),
             ("block size", facts["block_size"]),
             ("size", None if size is None else gigabytes(size)),

@@ -65,7 +65,8 @@ class CachedRepo:
         """Make a snapshot of finished blobs (names to hashes), and the main branch point to it."""
         folder = self.snapshot(commit)
         left = Counter(etags.values())
-        for name, etag in etags.items():
+        # The config comes last: without it nobody takes a folder for a model.
+        for name, etag in sorted(etags.items(), key=lambda item: item[0] == "config.json"):
             left[etag] -= 1
             _link(self.blob(etag), folder / name, last=left[etag] == 0)
         ref = self.folder / "refs" / "main"

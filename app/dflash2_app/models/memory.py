@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AppError
+from .discover import local_config
 from .suggestions import pair_that_fits
 
 if TYPE_CHECKING:
@@ -96,6 +97,29 @@ def require_fit(name: str, fit: Fit) -> None:
     """
     if fit.fits is False:
         raise AppError(f"{name}: {needs(fit)}", hint=what_fits(fit))
+
+
+def require_local_fit(
+    target: str,
+    drafter: str | None,
+    context: int = DEFAULT_CONTEXT,
+    *,
+    precision: d2.Precision | None = None,
+    limit: int | None = None,
+) -> Fit:
+    """Refuse a pair by name (folders or Hub ids) before its weights are read; to be called before `load`.
+
+    Models whose configs are not on this machine are not refused: nothing is known of them yet.
+
+    Raises:
+        AppError: as `require_fit`.
+    """
+    config = local_config(target)
+    if config is None:
+        return Fit(None, None, reason=f"{target} is not on this machine")
+    fit = check_fit(config, local_config(drafter) if drafter else None, context, precision=precision, limit=limit)
+    require_fit(target, fit)
+    return fit
 
 
 def needs(fit: Fit) -> str:

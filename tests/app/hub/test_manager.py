@@ -217,6 +217,16 @@ def test_info_of_what_cannot_be_used(run: Run, hub: Hub) -> None:
     assert facts["kind"] == "other" and facts["memory"] is None and "model_type: got 'bert'" in facts["problem"]
 
 
+def test_info_of_what_may_not_be_read_or_has_no_weights(run: Run, hub: Hub) -> None:
+    hub.add("tiny/gated", {"config.json": CONFIG, "model.safetensors": b"x"}, gated=True, license="llama3")
+    facts = shown(run, "info", "tiny/gated")
+    assert (facts["kind"], facts["gated"], facts["license"]) == ("unknown", True, "llama3")
+    assert facts["problem"] == "tiny/gated: its owner asks for an agreement before download"
+    hub.add("tiny/gguf", {"config.json": CONFIG, "model.gguf": b"x"})
+    text = run("models", "info", "tiny/gguf").out
+    assert "kind        target" in text and "problem     tiny/gguf: got .gguf, expected config.json and" in text
+
+
 # Memory
 
 
@@ -251,6 +261,19 @@ def test_what_cannot_be_estimated_is_not_refused() -> None:
     fit = memory.check_fit({"model_type": "bert"}, None, limit=10**9)
     assert fit.fits is None and "model_type: got 'bert'" in str(fit.reason)
     memory.require_fit("x", fit)
+
+
+def test_a_pair_is_refused_by_name_before_it_is_loaded(run: Run, hub: Hub, pair: Published, tmp_path: Path) -> None:
+    from dflash2_app.errors import AppError
+
+    run("models", "pull", TARGET, "--drafter", DRAFTER)
+    for target, drafter in ((TARGET, DRAFTER), (str(pair.target), str(pair.drafter))):
+        fit = memory.require_local_fit(target, drafter, limit=10**9)
+        assert fit.fits is True and fit.estimate is not None and fit.estimate.drafter_weights > 0
+        with pytest.raises(AppError, match=f"^{target}: got 0.1 GB at 8192 tokens"):
+            memory.require_local_fit(target, drafter, limit=10**6)
+    assert memory.require_local_fit("tiny/elsewhere", None, limit=1).fits is None
+    assert memory.require_local_fit(TARGET, None, limit=10**9).estimate.drafter_weights == 0
 
 
 @pytest.mark.parametrize(

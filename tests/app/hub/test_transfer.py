@@ -146,6 +146,13 @@ def test_a_damaged_rest_of_an_earlier_run_is_replaced(run: Run, big: Hub, size: 
     assert_here(big)
 
 
+def test_a_blob_that_is_cut_short_is_fetched_anew(run: Run, big: Hub) -> None:
+    assert run(*PULL).code == 0
+    (blobs() / sha256(BIG)).write_bytes(BIG[:1000])
+    assert run(*PULL).code == 0
+    assert_here(big)
+
+
 def test_small_files_are_checked_too(run: Run, big: Hub) -> None:
     big.add(REPO, {"config.json": CONFIG, "notes.txt": b"right", "model.safetensors": BIG})
     big.forge("notes.txt", b"wrong")
