@@ -26,7 +26,8 @@ from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
 COMMANDS = {"generate": generate, "demo": demo, "doctor": doctor, "train": train}
-GROUPS = {"models": models}  # commands with commands of their own
+
+GROUPS = {"models": models}
 
 app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 for _name, _command in COMMANDS.items():

@@ -24,8 +24,7 @@ SNAPSHOT = Path(__file__).with_name("help.txt")
 def help_text() -> str:
     """All help pages, without the frames and the line breaks that depend on Typer's version and the width."""
     pages = []
-    grouped = [[name, *rest] for name, group in GROUPS.items() for rest in ([], *([one] for one in _names(group)))]
-    for arguments in ([], *([name] for name in COMMANDS), *grouped):
+    for arguments in ([], *([name] for name in COMMANDS), *(path for name in GROUPS for path in _paths(name))):
         result = CliRunner(env={"COLUMNS": "220", "NO_COLOR": "1"}).invoke(app, [*arguments, "--help"], prog_name=NAME)
         assert result.exit_code == 0
         bare = re.sub("[╭╮╰╯│─]|<bool>", " ", result.stdout)  # some versions of Typer name the type of a flag
@@ -34,8 +33,15 @@ def help_text() -> str:
     return "\n\n".join(pages) + "\n"
 
 
-def _names(group: typer.Typer) -> list[str]:
-    return [command.name or "" for command in group.registered_commands]
+def _paths(name: str) -> list[list[str]]:
+    """A group, and every command and group in it."""
+
+    def below(group: typer.Typer, path: list[str]) -> list[list[str]]:
+        names = [item.name or item.callback.__name__ for item in group.registered_commands]
+        inner = [below(item.typer_instance, [*path, item.name]) for item in group.registered_groups]
+        return [path, *([*path, name] for name in names), *(found for paths in inner for found in paths)]
+
+    return below(GROUPS[name], [name])
 
 
 def test_help_is_the_committed_text() -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, snapshot_download
 
 from dflash2_app.commands import models as commands
 from dflash2_app.commands import models_options, models_view
 from dflash2_app.models import hub as hub_calls
 from dflash2_app.models import memory, suggestions
+from dflash2_app.models.places import find_base
 from tests.published import DFLASH2
 from tests.tiny import TARGET_CONFIGS, save_drafter, save_target
 
@@ -94,7 +95,7 @@ def test_the_words_of_options_are_those_of_the_modules() -> None:
 
 def test_list_names_every_place(run: Run, hub: Hub, pair: Published, home: Path, tmp_path: Path) -> None:
     run("models", "pull", TARGET, "--drafter", DRAFTER)
-    base = home / ".dflash2-mlx"
+    base = find_base()
     two_levels = save_target(base / "models" / "owner" / "plain", "qwen3", tokenizer=MINI / "target")
     one_level = save_drafter(base / "models" / "drafter")
     (base / "models" / ".hidden").mkdir()
@@ -130,7 +131,7 @@ def test_list_reads_omlx_folders(run: Run, home: Path, tmp_path: Path, monkeypat
 
 
 def test_list_tells_what_is_wrong(run: Run, home: Path) -> None:
-    top = home / ".dflash2-mlx" / "models"
+    top = find_base() / "models"
     damaged = save_drafter(top / "damaged")
     (damaged / "config.json").write_text("{")
     save_drafter(top / "foreign")
@@ -156,7 +157,15 @@ def test_list_tells_what_is_wrong(run: Run, home: Path) -> None:
 def test_list_of_nothing_says_where_it_looked(run: Run, hub: Hub, home: Path) -> None:
     ran = run("models", "list")
     assert (ran.code, ran.out) == (0, "")
-    assert str(cache()) in ran.err and str(home / ".dflash2-mlx" / "models") in ran.err
+    assert str(cache()) in ran.err and str(find_base() / "models") in ran.err
+
+
+def test_what_another_program_downloaded_is_ours_too(run: Run, hub: Hub, pair: Published) -> None:
+    snapshot_download(DRAFTER)
+    assert names(run, "list") == [DRAFTER]
+    assert run("models", "verify").code == 0
+    assert shown(run, "pull", DRAFTER)["models"][0]["fetched_bytes"] == 0
+    assert hub.count("/storage/") == 1
 
 
 def test_list_suggests_and_counts_the_drafter(
@@ -204,7 +213,7 @@ def test_info_of_the_hub_and_of_this_machine(run: Run, hub: Hub, pair: Published
 
 
 def test_info_of_a_folder_and_of_nothing(run: Run, hub: Hub, home: Path) -> None:
-    folder = save_drafter(home / ".dflash2-mlx" / "models" / "drafter")
+    folder = save_drafter(find_base() / "models" / "drafter")
     for name in (str(folder), "drafter"):
         assert shown(run, "info", name)["block_size"] == 5
     assert run("models", "info", "nothing").error.startswith("MODEL: got 'nothing', expected a Hub id, or a model")
