@@ -66,6 +66,12 @@ def test_target_weights_to_the_byte(family: str, bits: int | None) -> None:
     assert memory_estimate(config, None, 100, precision=SINGLE).target_weights == expected
 
 
+def test_decay_stays_in_single_precision() -> None:
+    half, single = (memory_estimate(TARGET_CONFIGS["qwen3_5"], None, 9, precision=Precision(n)) for n in (2, 4))
+    heads, recurrent_layers = 4, 3
+    assert 2 * half.target_weights - single.target_weights == 4 * heads * recurrent_layers
+
+
 def test_exceptions_of_a_mixed_quantization() -> None:
     plain = {**TARGET_CONFIGS["qwen3"], "quantization": {"group_size": 32, "bits": 4}}
     down = "language_model.model.layers.1.mlp.down_proj"

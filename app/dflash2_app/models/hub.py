@@ -220,7 +220,8 @@ def explained(error: Exception, what: str) -> HubError:
         return HubError(f"{what}: the Hub answered {error.response.status_code} {error.response.reason_phrase}".strip())
     if is_network(error):
         reason = one_line(str(error)) or type(error).__name__
-        return HubError(f"{what}: {endpoint()} cannot be reached ({reason})", hint="is this machine online?")
+        state = "broke off the connection" if is_passing(error) else "cannot be reached"
+        return HubError(f"{what}: {endpoint()} {state} ({reason})", hint="is this machine online?")
     return HubError(f"{what}: {one_line(str(error)) or type(error).__name__}")
 
 

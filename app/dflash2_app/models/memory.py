@@ -133,11 +133,11 @@ def needs(fit: Fit) -> str:
         f"caches {_giga(estimate.target_cache + estimate.drafter_cache)}, "
         f"one pass {_giga(estimate.taps + estimate.activations)}"
     )
-    verdict = "got" if fit.fits is False else "needs"
-    return (
-        f"{verdict} {_giga(estimate.total)} GB at {estimate.context} tokens of context ({parts}), "
-        f"expected at most {_giga(limit)} GB: what this machine gives to a model"
-    )
+    there = f"{estimate.context} tokens of context ({parts})"
+    if fit.fits is False:
+        limits = f"expected at most {_giga(limit)} GB: what this machine gives to a model"
+        return f"got {_giga(estimate.total)} GB at {there}, {limits}"
+    return f"needs {_giga(estimate.total)} GB at {there}; this machine gives {_giga(limit)} GB to a model"
 
 
 def what_fits(fit: Fit) -> str:

@@ -186,8 +186,8 @@ class Hub:
             self.faults.append(fault)
 
     def _part(self, name: str) -> str:
-        """Where a file's bytes come from: its own path, or the storage path of its hash."""
-        for repo in self.repos.values():
+        """Where a file's bytes come from (of the repository published last): its path, or its hash in the storage."""
+        for repo in reversed(self.repos.values()):
             for files in reversed(repo.history):
                 if name in files and name.endswith(LARGE):
                     return f"/storage/{sha256(files[name])}"
