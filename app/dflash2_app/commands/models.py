@@ -181,9 +181,11 @@ def remove(
 
 
 def _ask(question: str) -> None:
-    if not (sys.stdin.isatty() and is_terminal(sys.stderr)):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         raise UsageError("--yes: got no terminal to ask on, expected --yes")
-    if not typer.confirm(question, err=True):
+    # Not typer.confirm, which makes one exception of Ctrl-C and Ctrl-D.
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise AppError("nothing was removed")
 
 

@@ -317,6 +317,21 @@ def test_remove_asks_and_frees_only_what_nobody_needs(run: Run, hub: Hub, pair: 
     assert gone.code == 1 and gone.error.startswith(f"{TARGET}: got no such model in {cache()}")
 
 
+@pytest.mark.parametrize(
+    ("answer", "gone"), [("y\n", True), ("YES\n", True), ("\n", False), ("n\n", False), ("", False)]
+)
+def test_remove_takes_a_yes_for_a_yes(
+    run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool
+) -> None:
+    run("models", "pull", DRAFTER)
+    monkeypatch.setattr(commands, "is_terminal", lambda stream: True)
+    ran = run("models", "remove", DRAFTER, stdin=answer)
+    assert f"remove {DRAFTER} (343.9 kB)? [y/N] " in ran.err
+    assert ran.code == (0 if gone else 1) and snapshot(hub, DRAFTER).exists() is not gone
+    if not gone:
+        assert "error: nothing was removed" in ran.err
+
+
 def test_remove_keeps_another_repository_with_the_same_commit(
     run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
