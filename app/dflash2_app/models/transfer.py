@@ -132,8 +132,9 @@ def _read_on(job: Job, have: int, listener: Listener, stop: threading.Event) -> 
 
 def _check_answer(job: Job, answer: Any, have: int) -> None:
     """Refuse an answer that is not about the file on the page, before its bytes touch anything."""
-    first = answer.history[0] if answer.history else answer
-    etag = first.headers.get("X-Linked-ETag") or first.headers.get("ETag")
+    # A redirect's own ETag, and that of the storage behind it, say nothing about the file.
+    linked = [hop.headers["X-Linked-ETag"] for hop in (*answer.history, answer) if "X-Linked-ETag" in hop.headers]
+    etag = linked[0] if linked else (None if answer.history else answer.headers.get("ETag"))
     if etag is not None and (etag := etag.removeprefix("W/").strip('"')) != job.file.etag:
         raise HubError(
             f"{job.repo_id}: {job.file.name}: got ETag {etag}, expected {job.file.etag}: it changed on the Hub",
