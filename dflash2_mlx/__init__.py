@@ -11,6 +11,7 @@ from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .convert import Conversion, convert_drafter
 from .counting import count_prompt_tokens
+from .describe import ModelFacts, describe_config
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
@@ -33,7 +34,8 @@ from .generate import (
     new_session,
     stream_generate,
 )
-from .load import Engine, check_pairing, load, load_drafter
+from .load import Engine, check_pair, check_pairing, load, load_drafter, load_precision
+from .memory import MemoryEstimate, Precision, memory_estimate
 from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, TokenLogprob
 
@@ -55,8 +57,11 @@ __all__ = [
     "GenerationStats",
     "LicenceError",
     "LogitConstraint",
+    "MemoryEstimate",
+    "ModelFacts",
     "PairError",
     "PlainSession",
+    "Precision",
     "PromptError",
     "RoundInfo",
     "SamplingConfig",
@@ -66,14 +71,18 @@ __all__ = [
     "TrainingError",
     "UnsupportedModelError",
     "Verdict",
+    "check_pair",
     "check_pairing",
     "collect",
     "compare_runs",
     "convert_drafter",
     "count_prompt_tokens",
+    "describe_config",
     "generate",
     "load",
     "load_drafter",
+    "load_precision",
+    "memory_estimate",
     "new_session",
     "stream_generate",
 ]

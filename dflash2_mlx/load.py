@@ -26,6 +26,7 @@ from .config import DFLASH1, DFLASH2, DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, PairError
 from .layout import on_cpu, store_for_device
+from .memory import Precision
 from .runtime import owner
 from .targets.base import Target
 from .targets.config import check_target
@@ -116,7 +117,7 @@ def load(
             return target_model, None
         drafter_model = load_drafter_weights(
             *draft_files,
-            dtype=_drafter_dtype(drafter_dtype, draft_files[1], draft_bits),
+            dtype=_drafter_dtype(drafter_dtype, quantized=_quantized(draft_files[1], draft_bits)),
             draft_bits=draft_bits,
             group_size=draft_group_size,
         )
@@ -152,7 +153,7 @@ def with_drafter(
         model = load_drafter_weights(
             folder,
             config,
-            dtype=_drafter_dtype("auto", config, draft_bits),
+            dtype=_drafter_dtype("auto", quantized=_quantized(config, draft_bits)),
             draft_bits=draft_bits,
             group_size=draft_group_size,
         )
@@ -187,7 +188,7 @@ def load_drafter(
     _check_dtype("dtype", dtype)
     folder = find_files(path, "drafter")
     config = DrafterConfig.from_dict(read_config(folder))
-    kind = _drafter_dtype(dtype, config, draft_bits)
+    kind = _drafter_dtype(dtype, quantized=_quantized(config, draft_bits))
     return owner().call(
         lambda: load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
     )
@@ -348,7 +349,11 @@ def _check_dtype(name: str, wanted: str) -> None:
         raise ConfigError(f"{name}: got {wanted!r}, expected auto, bfloat16 or float32")
 
 
-def _drafter_dtype(wanted: str, config: DrafterConfig, draft_bits: int | None) -> mx.Dtype:
+def _quantized(config: DrafterConfig, draft_bits: int | None) -> bool:
+    return draft_bits is not None or bool(config.quantization)
+
+
+def _drafter_dtype(wanted: str, *, quantized: bool) -> mx.Dtype:
     """Activations of the drafter: never float16 (it overflows), float32 where bfloat16 is emulated."""
     if wanted != "auto":
         return {"bfloat16": mx.bfloat16, "float32": mx.float32}[wanted]
@@ -356,8 +361,25 @@ def _drafter_dtype(wanted: str, config: DrafterConfig, draft_bits: int | None) -
         return mx.float32
     architecture = str(mx.device_info().get("architecture", ""))
     emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
-    quantized = draft_bits is not None or bool(config.quantization)
     return mx.float32 if emulated and quantized else mx.bfloat16
+
+
+def load_precision(
+    *,
+    draft_bits: int | None = None,
+    draft_group_size: int = 64,
+    target_dtype: str = "auto",
+    drafter_dtype: str = "auto",
+) -> Precision:
+    """How `load` with these settings holds numbers on this machine, for `memory_estimate`."""
+    single = target_dtype == "float32" or (target_dtype == "auto" and on_cpu())
+    return Precision(
+        target_bytes=mx.float32.size if single else mx.bfloat16.size,
+        drafter_bytes=_drafter_dtype(drafter_dtype, quantized=draft_bits is not None).size,
+        draft_bits=draft_bits,
+        draft_group_size=draft_group_size,
+        dequantized=target_dtype == "float32",
+    )
 
 
 def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerWrapper:

@@ -29,7 +29,7 @@ from .layout import store_for_device
 DRAFT_BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 # Quantized on load; everything else stays as it is: about a tenth of the weights, and sensitive.
-_QUANTIZED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
+QUANTIZED_ON_LOAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
 _CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
 _RENAMED = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}  # Meta's Muse assistant files
 _QUANT_SUFFIXES = (".scales", ".biases")
@@ -304,7 +304,9 @@ def quantize_drafter(model: DraftModel, bits: int, group_size: int) -> None:
         model,
         group_size=group_size,
         bits=bits,
-        class_predicate=lambda path, module: path.rsplit(".", 1)[-1] in _QUANTIZED and isinstance(module, nn.Linear),
+        class_predicate=lambda path, module: (
+            path.rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD and isinstance(module, nn.Linear)
+        ),
     )
 
 

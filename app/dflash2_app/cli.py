@@ -20,6 +20,7 @@ from .commands.convert import convert
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.generate import generate
+from .commands.models import models
 from .commands.settings import settings
 from .commands.train import train
 from .errors import INTERRUPTED, USAGE, ReaderGone, explain
@@ -29,6 +30,8 @@ NAME = "dflash2-mlx"
 COMMANDS = {"generate": generate, "demo": demo, "doctor": doctor, "train": train, "convert": convert}
 
 GROUPS = {"settings": settings}
+
+GROUPS = {"models": models}
 
 app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 for _name, _command in COMMANDS.items():
@@ -95,7 +98,15 @@ def _report(error: BaseException, arguments: list[str]) -> int:
         traceback.print_exception(error)
     hint = problem.hint
     if hint is None and problem.exit_code == USAGE:
-        command = f"{NAME} {arguments[0]}" if arguments and arguments[0] in {**COMMANDS, **GROUPS} else NAME
-        hint = f"`{command} --help` lists the options"
+        hint = f"`{' '.join([NAME, *_command_of(arguments)])} --help` lists the options"
     show_problem(problem.message, hint)
     return problem.exit_code
+
+
+def _command_of(arguments: list[str]) -> list[str]:
+    """The words of a command line that name its command."""
+    first, second = [*arguments, "", ""][:2]
+    if first in GROUPS:
+        known = {command.name for command in GROUPS[first].registered_commands}
+        return [first, second] if second in known else [first]
+    return [first] if first in COMMANDS else []

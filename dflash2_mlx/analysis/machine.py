@@ -45,6 +45,13 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def memory_limit() -> int | None:
+    """Bytes a model may take here: what macOS lets the GPU keep resident, elsewhere the machine's memory."""
+    device: dict[str, Any] = dict(mx.device_info())
+    limit = device.get("max_recommended_working_set_size") if backend() == "metal" else None
+    return limit or device.get("memory_size") or _memory_bytes()
+
+
 def backend() -> str:
     """Where MLX computes by default: "metal", "cuda" or "cpu"."""
     if mx.default_device() == mx.Device(mx.cpu):

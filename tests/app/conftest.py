@@ -16,6 +16,9 @@ from dflash2_app.cli import main
 from dflash2_app.settings.keys import KEYS
 
 from .fake_library import FakeLibrary, install
+from .hub import Hub, hub
+
+__all__ = ["Hub", "hub"]  # the fixture, for all tests of the application
 
 ROOT = Path(__file__).resolve().parents[2]
 

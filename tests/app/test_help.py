@@ -51,7 +51,7 @@ def test_help_is_the_committed_text() -> None:
 def test_no_command_shows_the_help(run: Run) -> None:
     shown = run()
     assert shown.code == 0
-    assert all(name in shown.out for name in COMMANDS)
+    assert all(name in shown.out for name in (*COMMANDS, *GROUPS))
 
 
 def test_version_names_what_it_runs_on(run: Run) -> None:
@@ -60,7 +60,10 @@ def test_version_names_what_it_runs_on(run: Run) -> None:
     assert re.fullmatch(r"dflash2-mlx .+ \(mlx [\d.]+, mlx-lm [\d.]+, Python [\d.]+\)\n", shown.out)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["generate", "--nope"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["generate", "--help"], ["generate", "--nope"], ["models", "pull", "--help"], ["--version"]],
+)
 def test_what_needs_no_model_imports_no_mlx(arguments: list[str]) -> None:
     script = (
         "import sys; from dflash2_app.cli import main; main(sys.argv[1:]);"

@@ -1,1 +1,1 @@
-"""The model manager: known pairs, and what lies on this machine."""
+"""The model manager: what is on this machine, what the Hub has, and how one becomes the other."""

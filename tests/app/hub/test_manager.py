@@ -1,0 +1,435 @@
+"""`models list`, `search`, `info`, `remove` and `verify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants, snapshot_download
+
+from dflash2_app.commands import models as commands
+from dflash2_app.commands import models_options, models_view
+from dflash2_app.models import hub as hub_calls
+from dflash2_app.models import memory, suggestions
+from dflash2_app.settings.paths import find_base
+from tests.published import DFLASH2
+from tests.tiny import TARGET_CONFIGS, save_drafter, save_target
+
+from ..conftest import Run
+from . import Hub
+from .conftest import DRAFTER, MINI, TARGET, Published
+from .test_pull import CONFIG, cache, snapshot
+
+NAMES = ["tiny/a-4bit", "tiny/b-8bit", "other/c-4bit"]
+
+
+def names(run: Run, *arguments: object) -> list[str]:
+    ran = run("models", *map(str, arguments))
+    assert ran.code == 0, ran.err
+    return [line.split("\t")[0] for line in ran.out.splitlines()]
+
+
+def shown(run: Run, *arguments: object) -> dict[str, Any]:
+    ran = run("models", *map(str, arguments), "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+# Search
+
+
+@pytest.fixture
+def shelf(hub: Hub) -> Hub:
+    for number, name in enumerate(NAMES):
+        day = f"2026-10-0{number + 1}T00:00:00.000Z"
+        tags = ["mlx", "4-bit"] if "4bit" in name else ["mlx"]
+        hub.add(name, {"config.json": CONFIG}, tags=tags, downloads=10 * number, likes=9 - number, last_modified=day)
+    hub.add("tiny/torch", {"config.json": CONFIG}, downloads=1000, license="mit")
+    return hub
+
+
+def test_search_shows_what_mlx_reads_most_downloaded_first(run: Run, shelf: Hub) -> None:
+    assert names(run, "search") == NAMES[::-1]
+    assert names(run, "search", "--any-format") == ["tiny/torch", *NAMES[::-1]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["4bit"], ["other/c-4bit", "tiny/a-4bit"]),
+        (["tiny 4bit"], ["tiny/a-4bit"]),
+        (["--author", "other"], ["other/c-4bit"]),
+        (["--tag", "4-bit"], ["other/c-4bit", "tiny/a-4bit"]),
+        (["--sort", "likes"], NAMES),
+        (["--sort", "updated"], NAMES[::-1]),
+        (["--sort", "created", "--limit", "1"], NAMES[-1:]),
+        (["--sort", "trending", "--limit", "2"], NAMES[:2]),
+    ],
+)
+def test_search_filters_and_sorts(run: Run, shelf: Hub, flags: list[str], expected: list[str]) -> None:
+    assert names(run, "search", *flags) == expected
+
+
+def test_search_says_when_there_is_nothing(run: Run, shelf: Hub) -> None:
+    ran = run("models", "search", "torch")
+    assert (ran.code, ran.out) == (0, "") and "nothing found; --any-format also shows" in ran.err
+    assert shown(run, "search", "torch", "--any-format")["models"][0]["license"] == "mit"
+
+
+def test_search_refuses(run: Run, shelf: Hub) -> None:
+    assert run("models", "search", "--sort", "size").error.startswith("--sort: got 'size', expected trending or")
+    assert run("models", "search", "--limit", "0").error.startswith("--limit: got '0'")
+    shelf.stop()
+    assert "cannot be reached" in run("models", "search").error
+
+
+def test_the_words_of_options_are_those_of_the_modules() -> None:
+    assert tuple(hub_calls.SORTS) == commands.SORT_NAMES
+    assert models_options.DEFAULT_CONTEXT == memory.DEFAULT_CONTEXT
+
+
+# List
+
+
+def test_list_names_every_place(run: Run, hub: Hub, pair: Published, home: Path, tmp_path: Path) -> None:
+    run("models", "pull", TARGET, "--drafter", DRAFTER)
+    base = find_base().folder
+    two_levels = save_target(base / "models" / "owner" / "plain", "qwen3", tokenizer=MINI / "target")
+    one_level = save_drafter(base / "models" / "drafter")
+    (base / "models" / ".hidden").mkdir()
+    adapter = save_target(base / "models" / "adapter", "qwen3")
+    (adapter / "adapter_config.json").write_text("{}")
+    assert names(run, "list") == [DRAFTER, TARGET, str(one_level), str(two_levels)]
+    assert names(run, "list", "--kind", "drafter") == [DRAFTER, str(one_level)]
+    found = {item["name"]: item for item in shown(run, "list")["models"]}
+    target = found[TARGET]
+    assert (target["kind"], target["family"], target["quantization"]) == ("target", "Qwen3.5", "4-bit group 32")
+    assert target["memory"]["fits"] is True and target["problem"] is None
+    assert target["size_bytes"] == sum(path.stat().st_size for path in pair.target.iterdir())
+    assert (found[str(one_level)]["block_size"], found[str(one_level)]["source"]) == (5, "folder")
+    assert found[DRAFTER]["id"] == "tiny--drafter" and found[str(two_levels)]["id"] == "plain"
+
+
+def test_list_reads_omlx_folders(run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, folder = tmp_path / "omlx", save_drafter(tmp_path / "elsewhere" / "drafter")
+    base.mkdir()
+    for settings in (
+        {"model_dirs": [str(folder.parent)]},
+        {"model_dir": str(folder.parent)},
+        {"model_dirs": [str(folder)]},
+    ):
+        (base / "settings.json").write_text(json.dumps({"version": "1.0", "model": settings}))
+        assert names(run, "list", "--base-path", base) == [str(folder)]
+    monkeypatch.setenv("DFLASH2_BASE_PATH", str(base))
+    assert names(run, "list") == [str(folder)]
+    for text in ("{", '{"model": {"model_dirs": "x"}}'):
+        (base / "settings.json").write_text(text)
+        ran = run("models", "list")
+        assert ran.code == 0 and f"note: {base / 'settings.json'}: got an unreadable file" in ran.err
+
+
+def test_list_tells_what_is_wrong(run: Run, home: Path) -> None:
+    top = find_base().folder / "models"
+    damaged = save_drafter(top / "damaged")
+    (damaged / "config.json").write_text("{")
+    save_drafter(top / "foreign")
+    (top / "foreign" / "config.json").write_text('{"model_type": "bert"}')
+    cut = save_drafter(top / "cut")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model.safetensors", "c": "model-3.safetensors"}}
+    (cut / "model.safetensors.index.json").write_text(json.dumps(index))
+    empty = save_drafter(top / "empty")
+    (empty / "model.safetensors").unlink()
+    save_drafter(top / "again" / "cut")
+    ran = run("models", "list")
+    assert ran.code == 0
+    for words in (
+        f"{damaged}: got an unreadable config.json",
+        f"{top / 'foreign'}: model_type: got 'bert'",
+        f"{cut}: got 1 of 3 weight files, expected model-1.safetensors, model-3.safetensors too",
+        f"{empty}: got no model*.safetensors, expected weights",
+        f"{cut}: got a second model called cut, expected one",
+    ):
+        assert words in ran.err
+
+
+def test_list_of_nothing_says_where_it_looked(run: Run, hub: Hub, home: Path) -> None:
+    ran = run("models", "list")
+    assert (ran.code, ran.out) == (0, "")
+    assert str(cache()) in ran.err and str(find_base().folder / "models") in ran.err
+
+
+def test_what_another_program_downloaded_is_ours_too(run: Run, hub: Hub, pair: Published) -> None:
+    snapshot_download(DRAFTER)
+    assert names(run, "list") == [DRAFTER]
+    assert run("models", "verify").code == 0
+    assert shown(run, "pull", DRAFTER)["models"][0]["fetched_bytes"] == 0
+    assert hub.count("/storage/") == 1
+
+
+def test_list_suggests_and_counts_the_drafter(
+    run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = suggestions.SuggestedDrafter(DRAFTER, "made for it")
+    monkeypatch.setattr(suggestions, "drafter_for", lambda *about: found)
+    run("models", "pull", TARGET, "--drafter", "none")
+    item = shown(run, "list")["models"][0]
+    assert (item["drafter"], item["drafter_is_here"]) == (DRAFTER, False)
+    assert item["memory"]["estimate_bytes"]["drafter_weights"] == 0
+    assert f"{DRAFTER} (not here)" in run("models", "list").out
+    run("models", "pull", TARGET)
+    item = next(one for one in shown(run, "list")["models"] if one["name"] == TARGET)
+    assert item["drafter_is_here"] and item["memory"]["estimate_bytes"]["drafter_weights"] > 0
+
+
+def test_a_table_on_a_terminal(run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos[TARGET].license = "\x1b[2Jmit [bold]x"
+    monkeypatch.setattr(models_view, "is_terminal", lambda stream: True)
+    lines = run("models", "search").out.splitlines()
+    assert lines[0].split() == ["model", "downloads", "likes", "updated", "licence", "gated"]
+    assert lines[2].split() == [TARGET, "120", "7", "2026-10-01", "␛[2Jmit", "[bold]x"]
+
+
+# Info
+
+
+def test_info_of_the_hub_and_of_this_machine(run: Run, hub: Hub, pair: Published) -> None:
+    before = shown(run, "info", TARGET)
+    assert before["path"] is None and before["download_bytes"] == before["size_bytes"] > 0
+    assert (before["license"], before["likes"], before["gated"]) == ("apache-2.0", 7, False)
+    run("models", "pull", TARGET)
+    after = shown(run, "info", TARGET)
+    assert after["path"] == str(snapshot(hub, TARGET)) and after["download_bytes"] == 0
+    assert after["newer_on_hub"] is False
+    hub.change(TARGET, README__md=b"new")
+    assert shown(run, "info", TARGET)["newer_on_hub"] is True
+    text = run("models", "info", TARGET).out
+    assert "the Hub has a newer commit" in text and "to fetch    3 B" in text and "memory      needs" in text
+    hub.stop()
+    offline = run("models", "info", TARGET)
+    assert offline.code == 0 and "note: shown from this machine alone: " in offline.err
+    assert "family      Qwen3.5" in offline.out
+
+
+def test_info_of_a_folder_and_of_nothing(run: Run, hub: Hub, home: Path) -> None:
+    folder = save_drafter(find_base().folder / "models" / "drafter")
+    for name in (str(folder), "drafter"):
+        assert shown(run, "info", name)["block_size"] == 5
+    assert run("models", "info", "nothing").error.startswith("MODEL: got 'nothing', expected a Hub id, or a model")
+    assert run("models", "info", "tiny/nothing").error.startswith("tiny/nothing: the Hub has no such repository")
+
+
+def test_info_of_what_cannot_be_used(run: Run, hub: Hub) -> None:
+    hub.add("tiny/bert", {"config.json": b'{"model_type": "bert"}'}, gated=False)
+    facts = shown(run, "info", "tiny/bert")
+    assert facts["kind"] == "other" and facts["memory"] is None and "model_type: got 'bert'" in facts["problem"]
+
+
+def test_info_of_what_may_not_be_read_or_has_no_weights(run: Run, hub: Hub) -> None:
+    hub.add("tiny/gated", {"config.json": CONFIG, "model.safetensors": b"x"}, gated=True, license="llama3")
+    facts = shown(run, "info", "tiny/gated")
+    assert (facts["kind"], facts["gated"], facts["license"]) == ("unknown", True, "llama3")
+    assert facts["problem"] == "tiny/gated: its owner asks for an agreement before download"
+    hub.add("tiny/gguf", {"config.json": CONFIG, "model.gguf": b"x"})
+    text = run("models", "info", "tiny/gguf").out
+    assert "kind        target" in text and "problem     tiny/gguf: got .gguf, expected config.json and" in text
+
+
+# Memory
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dflash2_mlx as d2
+    from dflash2_app.errors import AppError
+
+    target, drafter = TARGET_CONFIGS["qwen3_5"], DFLASH2["Qwen3.8-27B"].raw
+    gate = d2.Precision()
+    whole = memory.check_fit(target, drafter, 8192, precision=gate, limit=10**12)
+    assert whole.fits is True and whole.longest_context is None
+    memory.require_fit("x", whole)
+    assert whole.estimate is not None
+    limit = whole.estimate.total - 1
+    close = memory.check_fit(target, drafter, 8192, precision=gate, limit=limit)
+    assert close.fits is False and close.longest_context == 7168
+    assert d2.memory_estimate(target, drafter, 7168, precision=gate).total <= limit
+    monkeypatch.setattr(memory, "pair_that_fits", lambda size: ("small/target", "small/drafter"))
+    with pytest.raises(
+        AppError, match=r"^x: got 4\.\d GB at 8192 tokens of context \(target .*, drafter 4\.\d"
+    ) as caught:
+        memory.require_fit("x", close)
+    assert caught.value.hint == (
+        "what needs less: a context of 7168 tokens, or --draft-bits 4, or small/target with small/drafter, "
+        "or the same model in fewer bits"
+    )
+    never = memory.check_fit(target, drafter, 8192, precision=gate, limit=1000)
+    assert never.longest_context == 0 and "a context of" not in memory.what_fits(never)
+
+
+def test_what_cannot_be_estimated_is_not_refused() -> None:
+    fit = memory.check_fit({"model_type": "bert"}, None, limit=10**9)
+    assert fit.fits is None and "model_type: got 'bert'" in str(fit.reason)
+    memory.require_fit("x", fit)
+
+
+def test_a_pair_is_refused_by_name_before_it_is_loaded(run: Run, hub: Hub, pair: Published, tmp_path: Path) -> None:
+    from dflash2_app.errors import AppError
+
+    run("models", "pull", TARGET, "--drafter", DRAFTER)
+    for target, drafter in ((TARGET, DRAFTER), (str(pair.target), str(pair.drafter))):
+        fit = memory.require_local_fit(target, drafter, limit=10**9)
+        assert fit.fits is True and fit.estimate is not None and fit.estimate.drafter_weights > 0
+        with pytest.raises(AppError, match=f"^{target}: got 0.1 GB at 8192 tokens"):
+            memory.require_local_fit(target, drafter, limit=10**6)
+    assert memory.require_local_fit("tiny/elsewhere", None, limit=1).fits is None
+    assert memory.require_local_fit(TARGET, None, limit=10**9).estimate.drafter_weights == 0
+
+
+@pytest.mark.parametrize(
+    ("license", "forbids"),
+    [("cc-by-nc-4.0", True), ("CC BY-NC-ND 4.0", True), ("apache-2.0", False), (None, False), ("mit", False),
+     ("creativeml-openrail-m", False), ("qwen-research", True)],
+)  # fmt: skip
+def test_licences_that_forbid_commercial_use(license: str | None, forbids: bool) -> None:
+    assert suggestions.is_non_commercial(license) is forbids
+
+
+# Remove
+
+
+def test_remove_asks_and_frees_only_what_nobody_needs(run: Run, hub: Hub, pair: Published) -> None:
+    run("models", "pull", TARGET)
+    old = snapshot(hub, TARGET)
+    hub.change(TARGET, README__md=b"new")
+    run("models", "pull", TARGET)
+    new = snapshot(hub, TARGET)
+    refused = run("models", "remove", TARGET)
+    assert refused.code == 2 and refused.error == "--yes: got no terminal to ask on, expected --yes" and old.is_dir()
+    one = shown(run, "remove", TARGET, "--revision", old.name[:8], "--yes")
+    assert one["freed_bytes"] == len(b"A model.\n"), "the other files are those of the newer commit too"
+    assert not old.exists() and (new / "model.safetensors").is_file()
+    assert run("models", "remove", TARGET, "--revision", "beef", "-y").error.startswith("--revision: got 'beef'")
+    run("models", "pull", DRAFTER)
+    both = run("models", "remove", TARGET, DRAFTER, "--yes")
+    assert both.code == 0 and f"removed {TARGET}, {DRAFTER}: " in both.err
+    assert not list(cache().glob("models--*"))
+    gone = run("models", "remove", TARGET, "--yes")
+    assert gone.code == 1 and gone.error.startswith(f"{TARGET}: got no such model in {cache()}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gone"), [("y\n", True), ("YES\n", True), ("\n", False), ("n\n", False), ("", False)]
+)
+def test_remove_takes_a_yes_for_a_yes(
+    run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool
+) -> None:
+    run("models", "pull", DRAFTER)
+    monkeypatch.setattr(commands, "is_terminal", lambda stream: True)
+    ran = run("models", "remove", DRAFTER, stdin=answer)
+    assert f"remove {DRAFTER} (343.9 kB)? [y/N] " in ran.err
+    assert ran.code == (0 if gone else 1) and snapshot(hub, DRAFTER).exists() is not gone
+    if not gone:
+        assert "error: nothing was removed" in ran.err
+
+
+def test_remove_keeps_another_repository_with_the_same_commit(
+    run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renamed or copied repository has the commits of the old one."""
+    commit = hub.repos[TARGET].commit()
+    for name in ("tiny/copy", "tiny/another"):
+        monkeypatch.setattr(hub.add(name, pair.target), "commit", lambda number=-1: commit)
+    for name in (TARGET, "tiny/copy", "tiny/another"):
+        assert run("models", "pull", name, "--drafter", "none").code == 0
+    for name in ("tiny/copy", TARGET):
+        assert run("models", "remove", name, "--yes").code == 0
+        assert not (cache() / ("models--" + name.replace("/", "--"))).exists()
+    assert names(run, "list") == ["tiny/another"]
+
+
+def test_remove_of_an_interrupted_pull(run: Run, hub: Hub) -> None:
+    hub.add("tiny/big", {"config.json": CONFIG, "model.safetensors": bytes(500_000)})
+    hub.cut("model.safetensors", after=100_000)
+    hub.cut("model.safetensors", after=0, times=4)
+    assert run("models", "pull", "tiny/big").code == 1
+    assert shown(run, "remove", "tiny/big", "--yes")["freed_bytes"] > 0
+    assert not list(cache().glob("models--*"))
+
+
+@pytest.mark.parametrize("name", ["one", "/etc", "../x", "a/.."])
+def test_remove_takes_hub_ids_only(run: Run, hub: Hub, name: str) -> None:
+    ran = run("models", "remove", name, "--yes")
+    assert ran.code == 2 and ran.error == f"MODEL: got {name!r}, expected a Hub id like owner/name"
+
+
+# Verify
+
+
+def test_verify_finds_damage_offline_and_pull_repairs_it(
+    run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("models", "pull", TARGET, "--drafter", DRAFTER)
+    asked = len(hub.seen)
+    good = run("models", "verify")
+    assert good.code == 0 and [line.split("\t")[:2] for line in good.out.splitlines()] == [
+        [DRAFTER, "good"],
+        [TARGET, "good"],
+    ]
+    weights, config = (snapshot(hub, TARGET) / name for name in ("model.safetensors", "config.json"))
+    blob = weights.resolve()
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    config.resolve().write_bytes(config.read_bytes() + b" ")
+    ran = run("models", "verify", TARGET, "--json")
+    assert ran.code == 1 and ran.error == f"{TARGET}: damaged or incomplete"
+    found = json.loads(ran.out)["models"][0]
+    assert [bad["name"] for bad in found["bad"]] == ["config.json", "model.safetensors"] and not found["good"]
+    assert f"{TARGET}: model.safetensors: got checksum " in ran.err
+    assert len(hub.seen) == asked, "nothing was asked of the Hub"
+    assert blob.exists(), "nothing is deleted unasked"
+    deleted = run("models", "verify", TARGET, "--delete-damaged")
+    assert deleted.code == 1 and "2 files were deleted" in deleted.error and not blob.exists()
+    assert run("models", "pull", TARGET, "--drafter", "none").code == 0
+    assert run("models", "verify").code == 0
+
+
+def test_verify_names_missing_files(run: Run, hub: Hub, pair: Published) -> None:
+    run("models", "pull", TARGET)
+    (snapshot(hub, TARGET) / "model.safetensors").resolve().unlink()
+    ran = run("models", "verify", TARGET)
+    assert ran.code == 1 and f"{TARGET}: model.safetensors: got no file " in ran.err
+    assert run("models", "verify", "tiny/nothing").error.startswith("tiny/nothing: got no finished model in the cache")
+
+
+def test_a_cache_without_links(run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a disk that knows no links files lie in the snapshot; hashes are then the Hub's."""
+
+    def impossible(self: Path, target: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "symlink_to", impossible)
+    files = {path.name: path.read_bytes() for path in pair.target.iterdir()}
+    hub.add("tiny/twins", {**files, "copy.json": files["config.json"]})
+    assert run("models", "pull", "tiny/twins").code == 0
+    folder = snapshot(hub, "tiny/twins")
+    assert {path.name for path in folder.iterdir()} == {*files, "copy.json"}
+    assert not any(path.is_symlink() for path in folder.iterdir()) and not list((folder.parents[1] / "blobs").iterdir())
+    assert run("models", "verify", "tiny/twins").code == 0
+    again = shown(run, "pull", "tiny/twins")
+    assert again["models"][0]["fetched_bytes"] == 0
+    (folder / "config.json").write_bytes(b"{}")
+    assert run("models", "verify", "tiny/twins").code == 1
+    hub.stop()
+    ran = run("models", "verify", "tiny/twins")
+    assert ran.code == 0 and "got no checksum for" in ran.err
+
+
+def test_words_that_are_no_command(run: Run) -> None:
+    ran = run("models", "fetch")
+    assert ran.code == 2 and "hint: `dflash2-mlx models --help` lists the options" in ran.err
+    ran = run("models", "list", "--kind", "x")
+    assert ran.error == "--kind: got 'x', expected all or target or drafter or other"
+    assert "hint: `dflash2-mlx models list --help` lists the options" in ran.err
+    assert run("models").out.count("pull") >= 1
+    assert constants.HF_HUB_OFFLINE
