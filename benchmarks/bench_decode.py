@@ -26,7 +26,7 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
-from dflash2_mlx.bench.observed import BUILD, COMMIT, DRAFT, HOST_GAP, SELECT, VERIFY, measure_phases
+from dflash2_mlx.bench.observed import BUILD, COMMIT, DRAFT, HOST_GAP, SELECT, VERIFY, time_phases
 
 PROMPTS = (
     'def parse_arguments():\n    """Read the command line."""\n    parser = argparse.ArgumentParser(',
@@ -94,8 +94,11 @@ def run_repeat(
 
 def measure_rounds(engine: d2.Engine, prompts: Sequence[Any], base: d2.GenerationConfig, arm: Arm) -> None:
     """Milliseconds per round: phases from synchronous runs, host gaps from pipelined ones."""
-    found = measure_phases(engine, prompts, arm.config(base))
-    arm.milliseconds = {name: asdict(value) for name, value in found.items()}
+    values: dict[str, list[float]] = {}
+    for prompt in prompts:
+        for name, milliseconds in time_phases(engine, prompt, arm.config(base)).items():
+            values.setdefault(name, []).extend(milliseconds)
+    arm.milliseconds = {name: quartiles(several) for name, several in values.items() if several}
 
 
 # What the user asks for.

@@ -13,8 +13,8 @@ from .metrics import (
     time_per_token,
     variation,
 )
-from .observed import PHASES, measure_phases
-from .prompts import BenchPrompt, as_messages, draw, mini_prompts, prompt_from, read_prompts
+from .observed import PHASES, time_phases
+from .prompts import BenchPrompt, as_messages, deepen, draw, filler, mini_prompts, prompt_from, read_prompts
 from .report import UNSTEADY, Advice, ArmReport, SettingReport, Texts, advise, summarize
 from .runner import PLAIN, Comparison, Event, PhaseTimes, Plan, Run, Setting, Stage, check_plan, measure
 
@@ -42,11 +42,12 @@ __all__ = [
     "as_messages",
     "check_plan",
     "conditional_acceptance",
+    "deepen",
     "draw",
     "expected_length",
+    "filler",
     "mean_over_requests",
     "measure",
-    "measure_phases",
     "mini_prompts",
     "prompt_from",
     "read_prompts",
@@ -54,5 +55,6 @@ __all__ = [
     "spread",
     "summarize",
     "time_per_token",
+    "time_phases",
     "variation",
 ]

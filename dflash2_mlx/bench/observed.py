@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +27,6 @@ from ..session import DFlash2Session, PlainSession, Session
 from ..stats import RoundResult
 from ..targets.base import Target
 from ..text import Prompt
-from .metrics import Spread, spread
 
 DRAFT, SELECT, VERIFY, COMMIT = "draft", "select", "verify", "commit"
 BUILD = "build"  # what the host needs to build the graphs of a round; part of the phases above
@@ -141,20 +139,16 @@ class DFlash2Gaps(Gaps, DFlash2Session):
     """DFlash 2, pipelined, with gaps noted."""
 
 
-def measure_phases(engine: Engine, prompts: Sequence[Prompt], config: GenerationConfig) -> dict[str, Spread]:
-    """Milliseconds per round of each phase, `build` and `host_gap`, over one reply per prompt.
+def time_phases(engine: Engine, prompt: Prompt, config: GenerationConfig) -> dict[str, list[float]]:
+    """Milliseconds of every round of a reply: each phase, `build` and `host_gap`.
 
-    Phases come from runs that wait after each of them, gaps from pipelined runs: they do not add up to a round of a
-    normal run. `host_gap` is missing where replies are too short to have one.
+    Phases come from a run that waits after each of them, gaps from a pipelined run: they do not add up to a round of a
+    normal run. `host_gap` is empty where a reply is too short to have one.
     """
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
     plain = config.mode == "plain" or engine.drafter is None
-    for prompt in prompts:
-        phases = _observed(engine, prompt, config, PlainPhases if plain else DFlash2Phases)
-        for name, values in phases.seconds.items():
-            seconds[name].extend(values)
-        seconds[HOST_GAP].extend(_observed(engine, prompt, config, PlainGaps if plain else DFlash2Gaps).gaps)
-    return {name: spread([1e3 * value for value in values]) for name, values in seconds.items() if values}
+    phases = _observed(engine, prompt, config, PlainPhases if plain else DFlash2Phases).seconds
+    gaps = _observed(engine, prompt, config, PlainGaps if plain else DFlash2Gaps).gaps
+    return {name: [1e3 * value for value in values] for name, values in {**phases, HOST_GAP: gaps}.items()}
 
 
 def _observed(engine: Engine, prompt: Prompt, config: GenerationConfig, kind: type) -> Any:

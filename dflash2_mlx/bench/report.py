@@ -208,9 +208,9 @@ def advise(reports: Sequence[SettingReport]) -> Advice:
     complete = max(len(arms) for arms in found.values())
     speeds = {width: _mean_speed(arms) for width, arms in found.items() if len(arms) == complete}
     best = max(speeds, key=lambda width: (speeds[width], -width))
-    settings = "1 setting" if complete == 1 else f"{complete} settings"
-    requests = sum(arm.requests for arm in found[best])
-    reason = f"{speeds[best]:.2f}x plain decoding over {requests} requests in {settings}: {_price(found[best])}"
+    requests = _count(sum(arm.requests for arm in found[best]), "request")
+    settings = _count(complete, "setting")
+    reason = f"{speeds[best]:.2f}x plain decoding over {requests} in {settings}: {_price(found[best])}"
     others = sorted((width for width in speeds if width != best), key=lambda width: -speeds[width])
     if others:
         reason += f"; width {others[0]} reaches {speeds[others[0]]:.2f}x: {_price(found[others[0]])}"
@@ -218,6 +218,10 @@ def advise(reports: Sequence[SettingReport]) -> Advice:
     if speeds[best] <= 1:
         chosen, reason = None, f"no width is faster; the best, {best}, reaches {reason}"
     return Advice(chosen, speeds[best], reason, _caution(reports))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _mean_speed(arms: Sequence[ArmReport]) -> float:

@@ -18,8 +18,8 @@ from ..errors import ConfigError, PromptError, SettingError
 from ..generate import GenerationEvent, GenerationResult, collect, generate, stream_generate
 from ..load import Engine
 from ..text import Prompt, render_prompt
-from .metrics import Cycle, Spread
-from .observed import measure_phases
+from .metrics import Cycle, Spread, spread
+from .observed import time_phases
 from .prompts import BenchPrompt, deepen, filler
 
 PLAIN = 1  # the width of plain decoding
@@ -72,6 +72,8 @@ class Plan:
 
     def config(self, setting: Setting, width: int, place: int) -> GenerationConfig:
         """How prompt number `place` is decoded in one arm."""
+        if setting.temperature is None:
+            raise ConfigError("temperature: got None, expected a number: here it is us who draw")
         mode = self.sampling.lossless_mode or "rejection"
         sampling = replace(self.sampling, temperature=setting.temperature, seed=self.seed + place, lossless_mode=mode)
         return GenerationConfig(
@@ -86,10 +88,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms have in common while they are compared."""
+    """What all arms have in common while they are compared; temperature None where a server draws as it likes."""
 
     depth: int
-    temperature: float
+    temperature: float | None
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,19 @@ def measure(engine: Engine, prompts: Sequence[BenchPrompt], plan: Plan) -> Gener
                 yield from _turns(engine, prompt, place, setting, plan, repeat)
         if plan.phases:
             yield Stage(setting, "timing the phases of a round")
-            for width in plan.widths:
-                config = replace(plan.config(setting, width, 0), max_tokens=min(PHASE_TOKENS, plan.max_tokens))
-                asked = [prompt.first for prompt in deep[:PHASE_PROMPTS]]
-                yield PhaseTimes(setting, width, measure_phases(engine, asked, config))
+            yield from _phases(engine, deep[:PHASE_PROMPTS], setting, plan)
+
+
+def _phases(engine: Engine, prompts: Sequence[BenchPrompt], setting: Setting, plan: Plan) -> Iterator[PhaseTimes]:
+    """The instrumented runs, in turn as well; all rounds of an arm are summed up together."""
+    found: dict[int, dict[str, list[float]]] = {width: {} for width in plan.widths}
+    for prompt in prompts:
+        for width in plan.widths:
+            config = replace(plan.config(setting, width, 0), max_tokens=min(PHASE_TOKENS, plan.max_tokens))
+            for name, values in time_phases(engine, prompt.first, config).items():
+                found[width].setdefault(name, []).extend(values)
+    for width, phases in found.items():
+        yield PhaseTimes(setting, width, {name: spread(values) for name, values in phases.items() if values})
 
 
 def _warm_up(engine: Engine, prompt: BenchPrompt, setting: Setting, plan: Plan) -> None:

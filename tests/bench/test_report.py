@@ -90,7 +90,7 @@ def test_the_fastest_width_is_recommended_and_the_reason_names_the_next() -> Non
     found = advice((4, 1.5, "11"), (8, 1.25, "23"))
     assert (found.block_size, found.speedup, found.caution) == (4, pytest.approx(1.5), None)
     assert found.reason == (
-        "1.50x plain decoding over 1 requests in 1 setting: a round commits 2.00 tokens and takes as long as 1.33 "
+        "1.50x plain decoding over 1 request in 1 setting: a round commits 2.00 tokens and takes as long as 1.33 "
         "plain passes; width 8 reaches 1.25x: a round commits 3.50 tokens and takes as long as 2.80 plain passes"
     )
     assert advice((4, 1.5, "11"), (8, 1.5, "11")).block_size == 4  # of equals the narrowest
