@@ -61,7 +61,7 @@ def _draw_acceptance(axes: Any, record: Fields) -> None:
                 drawn = True
     axes.set_xlabel("draft")
     axes.set_ylabel("accepted, of rounds that got there")
-    axes.set_ylim(0, 1)
+    axes.set_ylim(-0.02, 1.02)
     axes.xaxis.get_major_locator().set_params(integer=True)
     _finish(axes, drawn)
 
