@@ -33,11 +33,15 @@ def _subject(record: Fields) -> list[str]:
         drafter = f" · drafter {record['drafter']} · block size {record['block_size']}" if record["drafter"] else ""
         subject = f"pair       {record['model']}{drafter}"
     preset = f" · preset {record['preset']}" if record["preset"] else ""
-    how = "one request at a time" if record["kind"] == "server" else "plain and drafted runs in turn"
+    widths = {arm["width"] for setting in record["settings"] for arm in setting["arms"]}
+    how = ", one request at a time" if record["kind"] == "server" else ""
+    if len(widths) > 1:
+        how = ", all widths in turn"
+    repeats = "1 repeat" if record["repeats"] == 1 else f"{record['repeats']} repeats"
     return [
         subject,
         f"prompts    {record['prompts']} of {record['set']}, up to {record['max_tokens']} tokens each, "
-        f"{record['repeats']} repeats, {how}{preset}",
+        f"{repeats}{how}{preset}",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -65,10 +66,16 @@ def hub(repositories: dict[str, dict[str, bytes]], seen: list[str]) -> type[Base
                     ]
                     return self.send(200, json.dumps(tree).encode())
                 file = path.removeprefix(f"/datasets/{name}/resolve/{COMMIT}/")
-                if file in files:
+                if file in files:  # the cache tells contents apart by their etag
                     if self.command == "GET":
                         seen.append(file)
-                    return self.send(200, files[file], "text/plain", etag='"1"', x_repo_commit=COMMIT)
+                    return self.send(
+                        200,
+                        files[file],
+                        "text/plain",
+                        etag=f'"{hashlib.sha1(files[file]).hexdigest()}"',
+                        x_repo_commit=COMMIT,
+                    )
             return self.send(404, b'{"error": "Repository not found"}', x_error_code="RepoNotFound")
 
     return Hub
