@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from ..errors import AppError, UsageError
 
 TIMEOUT_S = 600.0  # of silence, not of the whole reply
+METRICS_TIMEOUT_S = 10.0
 _KEY_HINT = "--api-key NAME names the environment variable that holds the key"
 # Where servers put the text of a reply's piece; reasoning comes under two names.
 _TEXTS = ("content", "reasoning_content", "reasoning", "text")
@@ -69,7 +70,7 @@ class Server:
         parts = urlsplit(self.url)
         request = urllib.request.Request(f"{parts.scheme}://{parts.netloc}/metrics", headers=self._headers())
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=METRICS_TIMEOUT_S) as response:
                 return str(response.read().decode("utf-8", "replace"))
         except (OSError, http.client.HTTPException):
             return ""  # it is an extra, and most servers have none
