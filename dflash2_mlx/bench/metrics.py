@@ -37,7 +37,7 @@ def acceptance_length(cycles: Sequence[Cycle]) -> float | None:
     """Tokens emitted per round of one request, 1..B; None where no round drafted anything."""
     if not any(cycle.drafted for cycle in cycles):
         return None
-    return statistics.fmean(cycle.num_accepted + 1 for cycle in cycles)
+    return statistics.fmean(cycle.committed for cycle in cycles)
 
 
 def mean_over_requests(values: Iterable[float | None]) -> float | None:
