@@ -17,6 +17,7 @@ from pyarrow import parquet
 from dflash2_app.bench.sets import SETS, load_set
 from dflash2_app.errors import AppError
 
+from ..conftest import spawn
 from .stand_ins import COMMIT, hub, serving
 
 
@@ -153,3 +154,15 @@ def test_a_set_keeps_its_own_order_and_the_sample_shuffles_it(online: Any, seen:
     order = list(range(50))
     random.Random(42).shuffle(order)
     assert [prompt.first for prompt in bench.draw(prompts, 3)] == [f"{place}\n{STEPS}" for place in order[:3]]
+
+
+def test_a_set_is_measured_in_a_real_process(seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with serving(hub(REPOSITORIES, seen)) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        ran = spawn("bench", "--set", "math500", "--widths", "1", "--max-tokens", "4", "--repeat", "1", "--no-phases",
+                    "--json", timeout=300)  # fmt: skip
+    assert ran.code == 0, ran.err
+    record = json.loads(ran.out)
+    assert (record["set"], record["revision"], record["prompts"], record["requests"]) == ("math500", COMMIT, 1, 1)
+    assert seen == ["test.jsonl"]
