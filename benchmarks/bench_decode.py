@@ -13,7 +13,6 @@ import statistics
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,7 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
-from benchmarks.observed import (
-    BUILD,
-    COMMIT,
-    DRAFT,
-    VERIFY,
-    DFlash2Gaps,
-    DFlash2Phases,
-    PlainGaps,
-    PlainPhases,
-)
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.bench.observed import BUILD, COMMIT, DRAFT, HOST_GAP, SELECT, VERIFY, time_phases
 
 PROMPTS = (
     'def parse_arguments():\n    """Read the command line."""\n    parser = argparse.ArgumentParser(',
@@ -48,7 +37,6 @@ PROMPTS = (
     "class ParseError(ValueError):\n    def __init__(self, message, line):\n",
 )
 PLAIN = "plain"
-HOST_GAP = "host gap"
 DTYPES = ("auto", "bfloat16", "float32")
 
 
@@ -104,32 +92,13 @@ def run_repeat(
         arm.acceptance_length = statistics.fmean(lengths) if lengths else None
 
 
-def observe(
-    engine: d2.Engine, prompts: Sequence[Any], base: d2.GenerationConfig, arm: Arm, kinds: tuple[type, type]
-) -> list[Any]:
-    """One run per prompt in sessions that note the time; `kinds` are the plain and the drafting one."""
-    sessions = []
-    for prompt in prompts:
-        plain, drafting = kinds
-        make = partial(plain, engine.target) if arm.width is None else partial(drafting, engine.target, engine.drafter)
-        session = owner().call(make)
-        session.note()
-        d2.generate(engine, prompt, arm.config(base), session=session)
-        sessions.append(session)
-    return sessions
-
-
 def measure_rounds(engine: d2.Engine, prompts: Sequence[Any], base: d2.GenerationConfig, arm: Arm) -> None:
     """Milliseconds per round: phases from synchronous runs, host gaps from pipelined ones."""
     values: dict[str, list[float]] = {}
-    for session in observe(engine, prompts, base, arm, (PlainPhases, DFlash2Phases)):
-        for name, seconds in session.seconds.items():
-            values.setdefault(name, []).extend(seconds)
-    for session in observe(engine, prompts, base, arm, (PlainGaps, DFlash2Gaps)):
-        values.setdefault(HOST_GAP, []).extend(session.gaps)
-    for name, seconds in values.items():
-        if seconds:  # a reply of two tokens has no gap
-            arm.milliseconds[name] = {key: 1e3 * value for key, value in quartiles(seconds).items()}
+    for prompt in prompts:
+        for name, milliseconds in time_phases(engine, prompt, arm.config(base)).items():
+            values.setdefault(name, []).extend(milliseconds)
+    arm.milliseconds = {name: quartiles(several) for name, several in values.items() if several}
 
 
 # What the user asks for.
@@ -245,7 +214,7 @@ def show(arms: list[Arm], prompts: int) -> None:
         )
     print("\nms per round, medians. Phases and graph building come from separate synchronous runs: they do not add up")
     print("to a pipelined round. Host gap: from a round's tokens being read to the next round being handed to MLX.")
-    names = [DRAFT, VERIFY, COMMIT, BUILD, HOST_GAP]
+    names = [DRAFT, SELECT, VERIFY, COMMIT, BUILD, HOST_GAP]
     print(f"{'arm':<20}" + "".join(f"{name:>18}" for name in names))
     for arm in arms:
         cells = [f"{arm.milliseconds[name]['median']:.2f}" if name in arm.milliseconds else "" for name in names]

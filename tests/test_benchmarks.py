@@ -21,8 +21,8 @@ def test_decode_measures_every_arm(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [row["arm"] for row in record["summary"]] == ["plain", "DFlash 2, width 4", "DFlash 2, width 3"]
     assert record["summary"][0]["ratio"] == 1.0
     assert all(row["texts_equal"] == 2 and row["tokens_per_second"] > 0 for row in record["summary"])
-    phases = {"draft", "verify + accept", "commit + context", "graph building", "host gap"}
-    assert [set(arm["milliseconds"]) for arm in record["arms"]] == [phases - {"draft"}, phases, phases]
+    phases = {"draft", "select", "verify", "commit", "build", "host_gap"}
+    assert [set(arm["milliseconds"]) for arm in record["arms"]] == [phases - {"draft", "select"}, phases, phases]
     assert [len(arm["seconds"]) for arm in record["arms"]] == [2, 2, 2]
     shown = capsys.readouterr().out
     for text in ("mlx 0.", "OpenBLAS: ", "DFlash 2, width 4", "separate synchronous runs"):

@@ -73,6 +73,8 @@ LIBRARY = [
     "training",
     "analysis.*",
     "analysis",
+    "bench.*",
+    "bench",
     "",  # dflash2_mlx/__init__.py: the public names
 ]
 APPLICATION = [
@@ -84,6 +86,8 @@ APPLICATION = [
     "models.*",
     "models",
     "engine",
+    "bench.*",
+    "bench",
     "web.*",
     "web",
     "bench.*",
@@ -99,9 +103,9 @@ OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", 
 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}
-APPLICATION_NEEDS = set("dflash2_mlx filelock huggingface_hub matplotlib rich starlette typer uvicorn".split())
-# What an application may import of the library: its public names and the two public sub-packages.
-PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis"}
+APPLICATION_NEEDS = set("dflash2_mlx filelock huggingface_hub matplotlib pyarrow rich starlette typer uvicorn".split())
+# What an application may import of the library: its public names and the public sub-packages.
+PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}
 
 
 @dataclass(frozen=True)

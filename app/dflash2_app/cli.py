@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from .commands.bench import bench
 from .commands.convert import convert
 from .commands.demo import demo
 from .commands.doctor import doctor
@@ -27,11 +28,12 @@ from .errors import INTERRUPTED, USAGE, ReaderGone, explain
 from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
-COMMANDS = {"generate": generate, "demo": demo, "doctor": doctor, "train": train, "convert": convert}
+COMMANDS = {
+    "generate": generate, "demo": demo, "bench": bench, "doctor": doctor, "train": train, "convert": convert,
+}  # fmt: skip
 
-GROUPS = {"settings": settings}
+GROUPS = {"models": models, "settings": settings}
 
-GROUPS = {"models": models}
 
 app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 for _name, _command in COMMANDS.items():

@@ -73,12 +73,12 @@ def _look(out: Output) -> dict[str, Any]:
         "kernel_times": [],
         "pair": None,
         "problem": None,
-        "busy": _busy(),
+        "busy": busy_note(),
         "cannot": _cannot(machine),
     }
 
 
-def _busy() -> str | None:
+def busy_note() -> str | None:
     """Whether others use this machine so much that timings mean little."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= cores / 2:

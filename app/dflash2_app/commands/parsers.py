@@ -60,6 +60,27 @@ def integer(low: int, high: int | None = None) -> Callable[[str | int], int]:
     return parse
 
 
+class Numbers(tuple[float, ...]):
+    """Different numbers of one option, in the order they were given."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{value:g}" for value in self)
+
+
+def numbers(one: Callable[[str], float], example: str) -> Callable[[str | Numbers], Numbers]:
+    """Make a parser for a list such as 1,4,8 whose items `one` parses."""
+
+    def parse(given: str | Numbers) -> Numbers:
+        if isinstance(given, Numbers):
+            return given
+        values = Numbers(one(part.strip()) for part in given.split(","))
+        if len(set(values)) != len(values):
+            raise refuse(given, f"different numbers such as {example}")
+        return values
+
+    return parse
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     """Make a parser for one of a few words."""
 

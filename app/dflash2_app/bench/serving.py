@@ -1,0 +1,197 @@
+"""Measures a server with the prompts and settings that a pair is measured with.
+
+Owns: what is sent, and how the answers become the reports of the library. A conversation's first turn only is sent, as
+the authors' runner does. Acceptance is reported only where the server tells of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .endpoint import Answer, Server
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+    from dflash2_mlx import bench
+
+CHARACTERS_PER_TOKEN = 4  # a server's tokenizer is not known; what the context came to is in its token counts
+_COUNTER = re.compile(
+    r"^vllm:spec_decode_num_(?P<name>drafts|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
+    r"(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)",
+    re.MULTILINE,
+)
+_POSITION = re.compile(r'position="(\d+)"')
+
+
+class Quarters:
+    """Stands in for a server's tokenizer: a token is four characters."""
+
+    def encode(self, text: str, **_: Any) -> list[str]:
+        return [text[at : at + CHARACTERS_PER_TOKEN] for at in range(0, len(text), CHARACTERS_PER_TOKEN)]
+
+    def decode(self, ids: Sequence[str], **_: Any) -> str:
+        return "".join(ids)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """vLLM's counters of speculative decoding: rounds, accepted drafts, and accepted drafts by position."""
+
+    drafts: float = 0.0
+    accepted: float = 0.0
+    by_position: tuple[float, ...] = ()
+
+    def since(self, before: Counters) -> Counters:
+        old = (*before.by_position, *[0.0] * len(self.by_position))
+        steps = tuple(now - then for now, then in zip(self.by_position, old, strict=False))
+        return Counters(self.drafts - before.drafts, self.accepted - before.accepted, steps)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    @property
+    def acceptance_by_position(self) -> list[float | None]:
+        """Conditional, as everywhere: of the rounds that accepted all drafts before this one."""
+        reached = [self.drafts, *self.by_position]
+        return [later / earlier if earlier else None for earlier, later in pairwise(reached)]
+
+
+def read_counters(page: str) -> Counters:
+    """Add up vLLM's counters over all engines of a Prometheus page; zeros where there are none."""
+    sums = {"drafts": 0.0, "accepted_tokens": 0.0}
+    positions: dict[int, float] = {}
+    for found in _COUNTER.finditer(page):
+        name, value = found["name"], float(found["value"])
+        if name in sums:
+            sums[name] += value
+        elif place := _POSITION.search(found["labels"] or ""):
+            positions[int(place[1])] = positions.get(int(place[1]), 0.0) + value
+    by_position = tuple(positions.get(place, 0.0) for place in range(max(positions, default=-1) + 1))
+    return Counters(sums["drafts"], sums["accepted_tokens"], by_position)
+
+
+@dataclass(frozen=True)
+class Served:
+    """One request, with the server's own word on its acceptance."""
+
+    run: bench.Run
+    acceptance_length: float | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a server's counters say of one setting, all requests together."""
+
+    setting: bench.Setting
+    counters: Counters
+
+
+def request_options(
+    plan: bench.Plan, setting: bench.Setting, place: int, chat_template_kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The settings of one request; what stands at its neutral value is not sent, so that no server trips over it."""
+    sampling: d2.SamplingConfig = plan.sampling
+    options: dict[str, Any] = {"max_tokens": plan.max_tokens}
+    if chat_template_kwargs:
+        options["chat_template_kwargs"] = dict(chat_template_kwargs)
+    if setting.temperature is None:
+        return options
+    options |= {"temperature": setting.temperature, "seed": plan.seed + place}
+    neutral = {
+        "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    }  # fmt: skip
+    given = {
+        "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }  # fmt: skip
+    options |= {name: value for name, value in given.items() if value != neutral[name]}
+    if sampling.logit_bias:
+        options["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return options
+
+
+def measure_server(
+    server: Server, prompts: Sequence[bench.BenchPrompt], plan: bench.Plan
+) -> Iterator[bench.Stage | Served | Counted]:
+    """Ask everything the plan asks for, one request at a time; an event per thing done."""
+    from dflash2_mlx import bench
+
+    for setting in plan.settings:
+        deep = [
+            bench.deepen(prompt, bench.filler(prompts, place, setting.depth, Quarters()))
+            for place, prompt in enumerate(prompts)
+        ]
+        yield bench.Stage(setting, "warming up")
+        options = request_options(plan, setting, 0, plan.chat_template_kwargs)
+        server.ask(deep[0].first, {**options, "max_tokens": min(64, plan.max_tokens)}, chat=plan.chat_template)
+        yield bench.Stage(setting, "measuring")
+        before = read_counters(server.metrics())
+        for repeat in range(plan.repeats):
+            for place, prompt in enumerate(deep):
+                options = request_options(plan, setting, place, plan.chat_template_kwargs)
+                answer = server.ask(prompt.first, options, chat=plan.chat_template)
+                run = _run(setting, repeat, place, answer)
+                yield Served(run, answer.acceptance_length, answer.acceptance_source)
+        yield Counted(setting, read_counters(server.metrics()).since(before))
+
+
+def _run(setting: bench.Setting, repeat: int, place: int, answer: Answer) -> bench.Run:
+    from dflash2_mlx import bench
+
+    return bench.Run(
+        setting, bench.PLAIN, repeat, place, 0, answer.prompt_tokens, answer.completion_tokens,
+        answer.first_token_s, answer.decode_s, 0, answer.finish_reason, (),
+    )  # fmt: skip
+
+
+def summarize_server(
+    events: Sequence[bench.Stage | Served | Counted],
+) -> tuple[list[bench.SettingReport], list[str]]:
+    """One arm per setting, and where its acceptance is from."""
+    from dflash2_mlx import bench
+
+    served = [event for event in events if isinstance(event, Served)]
+    counted = {event.setting: event.counters for event in events if isinstance(event, Counted)}
+    sources = {event.source for event in served if event.source}
+    reports = []
+    for report in bench.summarize([event.run for event in served]):
+        (arm,) = report.arms
+        mine = [event for event in served if event.run.setting == report.setting]
+        length = bench.mean_over_requests(_by_request(mine))
+        shares: list[float | None] = []
+        counters = counted.get(report.setting, Counters())
+        if length is None and counters.drafts:
+            length, shares = counters.acceptance_length, counters.acceptance_by_position
+            sources.add("/metrics (vLLM), all requests together")
+        expected = bench.expected_length(shares) if shares else None
+        reports.append(
+            replace(
+                report,
+                arms=[
+                    replace(
+                        arm, rounds=0, speedup=None, acceptance_length=length,
+                        acceptance_by_position=shares, expected_length=expected,
+                    )
+                ],
+            )
+        )  # fmt: skip
+    return reports, sorted(sources)
+
+
+def _by_request(served: Sequence[Served]) -> list[float | None]:
+    """One value per request: repeats of it are averaged."""
+    from dflash2_mlx import bench
+
+    places = sorted({event.run.prompt for event in served})
+    return [
+        bench.mean_over_requests(event.acceptance_length for event in served if event.run.prompt == place)
+        for place in places
+    ]

@@ -1,0 +1,373 @@
+"""`dflash2-mlx bench`: speed, acceptance, phases and memory of a pair or a server, and the block size that follows.
+
+Owns: the order of work. A measurement that ends early (Ctrl-C, a server that goes away) is reported as far as it
+came.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..bench.analyze import REPEATS, TEMPERATURES, AnalysisOptions, run_analysis
+from ..bench.endpoint import Server
+from ..bench.plot import check_plot, draw_measurement
+from ..bench.record import claimed, settings_json, write_csv
+from ..bench.serving import Served, measure_server, summarize_server
+from ..bench.sets import MINI, PromptSet, load_set
+from ..bench.table import lines
+from ..errors import INTERRUPTED, AppError
+from ..output import Output, is_terminal
+from .bench_apply import apply_block_size, check_apply
+from .bench_options import (
+    DEFAULT,
+    THINKING,
+    USUAL_SAMPLES,
+    USUAL_WIDTHS,
+    AnalyzeOptions,
+    DrawOptions,
+    MeasureOptions,
+    ResultOptions,
+    ServerOptions,
+    SetOptions,
+    refuse_beside_analyze,
+    refuse_beside_endpoint,
+    sampling,
+    without_effect,
+)
+from .doctor import busy_note
+from .grouping import grouped
+from .options import ModelOptions
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+    from dflash2_mlx import bench as measuring
+
+
+@dataclass
+class Measured:
+    """What came of a measurement; `problem` is what ended it early, if anything did."""
+
+    events: list[Any] = field(default_factory=list)
+    problem: BaseException | None = None
+
+
+@grouped
+def bench(
+    sets: SetOptions,
+    models: ModelOptions,
+    measured: MeasureOptions,
+    drawn: DrawOptions,
+    taken_apart: AnalyzeOptions,
+    server: ServerOptions,
+    results: ResultOptions,
+) -> None:
+    """Measure a pair, plain decoding and DFlash 2 in turn, or an OpenAI-compatible server."""
+    if taken_apart.analyze:
+        refuse_beside_analyze(measured, server, results)
+    if server.endpoint is not None:
+        refuse_beside_endpoint(models, measured, drawn, results)
+    drawn.given()
+    check_plot(results.plot)
+    if results.apply:
+        check_apply(models)
+    with Output() as out, claimed({"--csv": results.csv, "--plot": results.plot}):
+        prompts = _prompts(sets, server.endpoint is not None, out)
+        if taken_apart.analyze:
+            _analyze(prompts, sets, models, measured, drawn, taken_apart, results, out)
+            return
+        if server.endpoint is not None:
+            record, problem = _bench_server(prompts, sets, measured, drawn, server, out)
+        else:
+            record, problem = _bench_pair(prompts, sets, models, measured, drawn, out)
+        _report(record, results, out)
+        if results.apply and problem is None:
+            out.note(apply_block_size(models, (record["recommendation"] or {}).get("block_size")))
+    if isinstance(problem, KeyboardInterrupt):
+        raise typer.Exit(INTERRUPTED)
+    if problem is not None:
+        raise problem
+
+
+def _prompts(sets: SetOptions, to_server: bool, out: Output) -> PromptSet:
+    """The sample that is asked; a server is asked the first turn of a conversation only."""
+    from dflash2_mlx import bench as measuring
+
+    if sets.prompts is not None:
+        found = PromptSet(sets.prompts.name, measuring.read_prompts(sets.prompts))
+    else:
+        out.status(f"fetching the prompts of {sets.set or MINI}")
+        found = load_set(sets.set or MINI)
+    wanted = USUAL_SAMPLES if sets.samples is None else sets.samples
+    if sets.samples is not None and wanted > len(found.prompts):
+        out.note(f"--samples: {wanted} were asked for, {found.name} has {len(found.prompts)}")
+    chosen = measuring.draw(found.prompts, wanted)
+    if to_server and any(prompt.follow_ups for prompt in chosen):
+        out.note("a server is asked the first turn of each conversation only")
+        chosen = [measuring.BenchPrompt(prompt.first, (), prompt.family) for prompt in chosen]
+    return PromptSet(found.name, chosen, found.revision)
+
+
+def _template_args(sets: SetOptions, measured: MeasureOptions) -> dict[str, Any] | None:
+    """What the command line says, and thinking where a preset was measured with it."""
+    thinking = THINKING if measured.preset is not None and not sets.no_chat_template else {}
+    return {**thinking, **(sets.chat_template_args or {})} or None
+
+
+def _analyze(
+    prompts: PromptSet,
+    sets: SetOptions,
+    models: ModelOptions,
+    measured: MeasureOptions,
+    drawn: DrawOptions,
+    taken_apart: AnalyzeOptions,
+    results: ResultOptions,
+    out: Output,
+) -> None:
+    import dflash2_mlx as d2
+    from dflash2_mlx import bench as measuring
+
+    recommended = measuring.recommended_sampling(models.target) if measured.preset == DEFAULT else {}
+    sampled, temperatures = sampling(drawn, measured, recommended)
+    if measured.temperatures is None and measured.preset is None:
+        temperatures = TEMPERATURES
+    engine = _engine(models, out)
+    has_template = engine.tokenizer.has_chat_template
+    config = d2.GenerationConfig(
+        max_tokens=measured.tokens,
+        sampling=replace(sampled, seed=measured.seed),
+        block_size=int(measured.widths[0]) if measured.widths else None,
+        chat_template=has_template and not sets.no_chat_template,
+        chat_template_kwargs=_template_args(sets, measured) if has_template else sets.chat_template_args,
+    )
+    compared, repeats = tuple(taken_apart.compare or ()), measured.repeat or REPEATS
+    options = AnalysisOptions(config, temperatures, compared, repeats, results.plot, results.json)
+    run_analysis(out, engine, [prompt.first for prompt in prompts.prompts], options)
+
+
+def _engine(models: ModelOptions, out: Output) -> d2.Engine:
+    engine = models.load(out)
+    if models.refuses_drafter:  # the embedded pair brings one along
+        engine = replace(engine, drafter=None, drafter_name=None)
+    return engine
+
+
+def _bench_pair(
+    prompts: PromptSet,
+    sets: SetOptions,
+    models: ModelOptions,
+    measured: MeasureOptions,
+    drawn: DrawOptions,
+    out: Output,
+) -> tuple[dict[str, Any], BaseException | None]:
+    from dflash2_mlx import bench as measuring
+
+    busy = busy_note()
+    recommended = measuring.recommended_sampling(models.target) if measured.preset == DEFAULT else {}
+    config, temperatures = sampling(drawn, measured, recommended)
+    engine = _engine(models, out)
+    template_args = _template_args(sets, measured)
+    notes = [*without_effect(drawn, temperatures), *([engine.row_cost_note] if engine.row_cost_note else [])]
+    if not engine.tokenizer.has_chat_template and measured.preset is not None and sets.chat_template_args is None:
+        template_args = None  # there is nothing that could switch thinking on
+        notes.append("without a chat template there is no thinking to switch on")
+    plan = measuring.Plan(
+        widths=_widths(measured, engine),
+        depths=_integers(measured.depths, (0,)),
+        temperatures=temperatures,
+        repeats=measured.repeats,
+        max_tokens=measured.tokens,
+        sampling=config,
+        seed=measured.seed,
+        chat_template=not sets.no_chat_template,
+        chat_template_kwargs=template_args,
+        phases=measured.phases,
+    )
+    measuring.check_plan(engine, prompts.prompts, plan)
+    if measuring.PLAIN not in plan.widths:
+        notes.append("without width 1 there is nothing to compare with: no speed-up, no verdict, no advice")
+    done = _follow(out, measuring.measure(engine, prompts.prompts, plan), plan.requests(prompts.prompts))
+    reports = measuring.summarize(done.events)
+    record = _record(prompts, measured, plan, busy)
+    record |= {
+        "kind": "pair",
+        "model": engine.target_name,
+        "drafter": engine.drafter_name,
+        "block_size": engine.block_size,
+        "settings": settings_json(reports, server=False),
+        "recommendation": asdict(measuring.advise(reports)) if len(plan.widths) > 1 else None,
+    }
+    _complete(record, done, [event for event in done.events if isinstance(event, measuring.Run)], notes)
+    return record, done.problem
+
+
+def _bench_server(
+    prompts: PromptSet,
+    sets: SetOptions,
+    measured: MeasureOptions,
+    drawn: DrawOptions,
+    options: ServerOptions,
+    out: Output,
+) -> tuple[dict[str, Any], BaseException | None]:
+    from dflash2_mlx import bench as measuring
+
+    config, temperatures = sampling(drawn, measured, {})
+    notes = ["a server's tokens/s count from its first piece of text, which may hold several tokens"]
+    if measured.repeats > 1:
+        notes.append("repeats ask the same again: a server that caches prompts answers its first token sooner")
+    if measured.preset == DEFAULT and not drawn.given() and measured.temperatures is None:
+        temperatures = (None,)  # not sent, so that the server's own holds
+    notes += without_effect(drawn, temperatures) if temperatures != (None,) else []
+    plan = measuring.Plan(
+        widths=(measuring.PLAIN,),
+        depths=_integers(measured.depths, (0,)),
+        temperatures=temperatures,
+        repeats=measured.repeats,
+        max_tokens=measured.tokens,
+        sampling=config,
+        seed=measured.seed,
+        chat_template=not sets.no_chat_template,
+        chat_template_kwargs=_template_args(sets, measured),
+    )
+    server = Server(str(options.endpoint), options.endpoint_model, options.key())
+    done = _follow(out, measure_server(server, prompts.prompts, plan), plan.requests(prompts.prompts))
+    reports, sources = summarize_server(done.events)
+    served = [event.run for event in done.events if isinstance(event, Served)]
+    notes += [f"acceptance as the server tells it, in {source}" for source in sources]
+    if served and not sources:
+        notes.append("the server tells nothing of its acceptance")
+    record = _record(prompts, measured, plan, None)
+    record |= {
+        "kind": "server",
+        "model": server.model,
+        "endpoint": server.url,
+        "acceptance_sources": sources,
+        "settings": settings_json(reports, server=True),
+    }
+    _complete(record, done, served, notes)
+    return record, done.problem
+
+
+def _widths(measured: MeasureOptions, engine: d2.Engine) -> tuple[int, ...]:
+    own = engine.block_size
+    if own is None:
+        return _integers(measured.widths, (1,))
+    return _integers(measured.widths, tuple(sorted({*(width for width in USUAL_WIDTHS if width < own), own})))
+
+
+def _integers(given: Sequence[float] | None, usual: tuple[int, ...]) -> tuple[int, ...]:
+    return usual if given is None else tuple(map(int, given))
+
+
+def _record(prompts: PromptSet, measured: MeasureOptions, plan: measuring.Plan, busy: str | None) -> dict[str, Any]:
+    """The fields that every measurement has, in the order they are printed."""
+    from dflash2_mlx import analysis
+
+    return {
+        "kind": None,
+        "complete": False,
+        "requests": 0,
+        "requests_planned": plan.requests(prompts.prompts),
+        "model": None,
+        "drafter": None,
+        "block_size": None,
+        "endpoint": None,
+        "set": prompts.name,
+        "revision": prompts.revision,
+        "prompts": len(prompts.prompts),
+        "preset": measured.preset,
+        "max_tokens": plan.max_tokens,
+        "repeats": plan.repeats,
+        "seed": plan.seed,
+        "sampling": asdict(plan.sampling) | {"temperature": None, "seed": None},
+        "chat_template": plan.chat_template,
+        "chat_template_args": plan.chat_template_kwargs,
+        "machine": analysis.describe_machine(),
+        "versions": analysis.package_versions(),
+        "busy": busy,
+        "notices": [],
+        "acceptance_sources": [],
+        "settings": [],
+        "recommendation": None,
+    }
+
+
+def _complete(record: dict[str, Any], done: Measured, runs: Sequence[measuring.Run], notes: Sequence[str]) -> None:
+    """Add how far it came and what has to be told."""
+    told = [notice for run in runs for notice in run.notices]
+    record["requests"] = len(runs)
+    record["complete"] = done.problem is None
+    record["notices"] = list(dict.fromkeys([*notes, *told]))
+
+
+def _report(record: dict[str, Any], results: ResultOptions, out: Output) -> None:
+    out.end_status()
+    if results.json:
+        out.json(record)
+    else:
+        out.data("\n".join(lines(record)) + "\n")
+    if results.csv is not None:
+        write_csv(results.csv, record)
+        out.note(f"written to {results.csv}")
+    if results.plot is not None:
+        draw_measurement(record, results.plot)
+        out.note(f"drawn to {results.plot}")
+
+
+def _follow(out: Output, events: Iterator[Any], total: int) -> Measured:
+    """Collect events until they end, or something ends them, and show how far they are."""
+    import dflash2_mlx as d2
+
+    done = Measured()
+    try:
+        for event in _shown(out, events, total):
+            done.events.append(event)
+    except KeyboardInterrupt as stop:
+        done.problem = stop
+        out.note("interrupted: this is what was measured until then")
+    except (d2.Dflash2Error, AppError, OSError, MemoryError, RuntimeError) as error:
+        if not any(_is_request(event) for event in done.events):
+            raise
+        done.problem = error
+    return done
+
+
+def _is_request(event: Any) -> bool:
+    from dflash2_mlx import bench as measuring
+
+    return isinstance(event, (measuring.Run, Served))
+
+
+def _shown(out: Output, events: Iterator[Any], total: int) -> Iterator[Any]:
+    """Pass events on: with a bar on a terminal, a line per stage elsewhere."""
+    from dflash2_mlx import bench as measuring
+
+    if not is_terminal(sys.stderr):
+        for event in events:
+            if isinstance(event, measuring.Stage):
+                out.info(_stage(event))
+            yield event
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    out.end_status()
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        for event in events:
+            if isinstance(event, measuring.Stage):
+                progress.update(task, description=_stage(event))
+            elif _is_request(event):
+                progress.advance(task)
+            yield event
+
+
+def _stage(stage: measuring.Stage) -> str:
+    temperature = stage.setting.temperature
+    drawn = "the server's own sampling" if temperature is None else f"temperature {temperature:g}"
+    return f"{drawn}, depth {stage.setting.depth}: {stage.doing}"

@@ -1,0 +1,99 @@
+"""What is reported of measured rounds and times, by the definitions of the specification.
+
+Owns: the formulas, as pure functions of numbers. Knows nothing of engines, prompts or clocks.
+
+Reference: DFlash 2 specification 6.1.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One round: `num_accepted` of `drafted` tokens were agreed to, `committed` were emitted.
+
+    `committed` is counted after the cut at a stop token or the token limit, `num_accepted` before it.
+    """
+
+    num_accepted: int
+    drafted: int
+    committed: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and the middle half of the values around it."""
+
+    median: float
+    quarter: float
+    three_quarters: float
+
+
+def acceptance_length(cycles: Sequence[Cycle]) -> float | None:
+    """Tokens emitted per round of one request, 1..B; None where no round drafted anything."""
+    if not any(cycle.drafted for cycle in cycles):
+        return None
+    return statistics.fmean(cycle.committed for cycle in cycles)
+
+
+def mean_over_requests(values: Iterable[float | None]) -> float | None:
+    """The unweighted mean over requests: a long reply counts as much as a short one. None is left out."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def acceptance_rate(cycles: Sequence[Cycle]) -> float | None:
+    """Accepted drafts over drafts; a draft that fell behind the cut counts as drafted, not as accepted."""
+    drafted = sum(cycle.drafted for cycle in cycles)
+    return sum(min(cycle.num_accepted, cycle.committed) for cycle in cycles) / drafted if drafted else None
+
+
+def conditional_acceptance(cycles: Sequence[Cycle]) -> list[float | None]:
+    """Share of rounds that accept draft j, of those that accepted all before it and drafted j at all.
+
+    None at a position that no round reached.
+    """
+    shares: list[float | None] = []
+    for j in range(1, max((cycle.drafted for cycle in cycles), default=0) + 1):
+        reached = [cycle for cycle in cycles if cycle.drafted >= j and cycle.num_accepted >= j - 1]
+        accepted = sum(cycle.num_accepted >= j for cycle in reached)
+        shares.append(accepted / len(reached) if reached else None)
+    return shares
+
+
+def expected_length(shares: Sequence[float | None]) -> float:
+    """1 + Σ_j Π_{i<=j} c_i: the acceptance length that shares by position stand for, before any cut.
+
+    A position that nobody reached adds nothing, nor does anything behind it.
+    """
+    total, reached = 1.0, 1.0
+    for share in shares:
+        if share is None:
+            break
+        reached *= share
+        total += reached
+    return total
+
+
+def time_per_token(tokens: int, seconds: float) -> float | None:
+    """Seconds per token after the first, which belongs to the prefill; None for replies of one token."""
+    return seconds / (tokens - 1) if tokens > 1 and seconds > 0 else None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles; of a single value, that value three times."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    quarter, _, three_quarters = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(statistics.median(values), quarter, three_quarters)
+
+
+def variation(values: Sequence[float]) -> float | None:
+    """How far repeats lie apart: (largest - smallest) / median; None for a single one."""
+    if len(values) < 2:
+        return None
+    return (max(values) - min(values)) / statistics.median(values)
