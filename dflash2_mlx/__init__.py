@@ -9,6 +9,7 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
+from .conversation import Conversation, ThinkingMarks
 from .drafter.model import DraftModel
 from .errors import (
     CheckpointError,
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConstraintError",
+    "Conversation",
     "DFlash2Session",
     "Dflash2Error",
     "DraftModel",
@@ -56,6 +58,7 @@ __all__ = [
     "SamplingConfig",
     "Session",
     "SettingError",
+    "ThinkingMarks",
     "TokenLogprob",
     "UnsupportedModelError",
     "Verdict",

@@ -63,6 +63,7 @@ LIBRARY = [
     "session",
     "text",
     "generate",
+    "conversation",
     "compare",
     "training.*",
     "training",
@@ -74,10 +75,13 @@ APPLICATION = [
     "errors",
     "output",
     "plots",
+    "charts",
     "settings",
     "models.*",
     "models",
     "engine",
+    "chat.*",
+    "chat",
     "web.*",
     "web",
     "commands.*",
@@ -87,10 +91,12 @@ APPLICATION = [
     "",
 ]
 # Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
-OPEN_LAYERS = {"training.*", "analysis.*", "models.*", "web.*", "commands.*"}
+OPEN_LAYERS = {"training.*", "analysis.*", "models.*", "chat.*", "web.*", "commands.*"}
 
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2"}  # jinja2: what chat templates raise
-APPLICATION_NEEDS = {"dflash2_mlx", "huggingface_hub", "matplotlib", "rich", "starlette", "typer", "uvicorn"}
+APPLICATION_NEEDS = {
+    "dflash2_mlx", "huggingface_hub", "matplotlib", "prompt_toolkit", "rich", "starlette", "typer", "uvicorn"
+}  # fmt: skip
 # What an application may import of the library: its public names and the two public sub-packages.
 PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis"}
 

@@ -1,0 +1,69 @@
+"""The lines at the bottom of a terminal that are drawn again and again.
+
+Owns: cursor movement, erasing, and what happens when the window changes. Knows nothing of what the lines say.
+Invariants: what was committed above is never erased; one update is one write, and only lines that may have changed are
+written, so that nothing flickers, also over a slow connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+
+_ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x1b\x07]*(\x1b\\|\x07))")
+_HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
+# Terminals that know this hold back drawing until the update is whole; others ignore it.
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+_REST_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"
+
+
+def visible_width(line: str) -> int:
+    """Columns a line takes, whatever its colours."""
+    return cell_len(_ESCAPES.sub("", line))
+
+
+class LiveRegion:
+    """Draws lines below finished text and takes them away again.
+
+    Args:
+        write: puts text on the terminal.
+        size: asks the terminal for its size.
+    """
+
+    def __init__(self, write: Callable[[str], None], size: Callable[[], os.terminal_size]):
+        self._write, self._size = write, size
+        self._drawn: list[str] = []
+        self._columns = 0
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Replace the live lines; none may be wider than the terminal, nor all of them higher."""
+        self.commit([], lines)
+
+    def commit(self, finished: Sequence[str], lines: Sequence[str] = ()) -> None:
+        """Put finished lines where the live ones stand, for good, and new live lines below."""
+        size = self._size()
+        shown = list(lines)[-max(1, size.lines - 1) :] if lines else []
+        if not finished and shown == self._drawn and size.columns == self._columns:
+            return
+        parts = [_BEGIN, _HIDE, self._back(size.columns)]
+        parts += [f"{line}{_REST_OF_LINE}\n" for line in finished]
+        parts.append("\n".join(f"{line}{_REST_OF_LINE}" for line in shown))
+        if not shown:
+            parts.append("\r" + _SHOW)
+        parts += [_REST_OF_SCREEN, _END]
+        self._drawn, self._columns = shown, size.columns
+        self._write("".join(parts))
+
+    def _back(self, columns: int) -> str:
+        """The way to the first live line."""
+        if not self._drawn:
+            return ""
+        if columns < self._columns and any(visible_width(line) > columns for line in self._drawn):
+            # The window became narrower than what stands there. Some terminals have wrapped those lines, some cut them
+            # off, so nobody knows how far up the first one is: go on below rather than erase finished text.
+            return "\n"
+        up = len(self._drawn) - 1
+        return "\r" + (f"\x1b[{up}A" if up else "")
