@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.runtime import owner
 from tests.engines import tiny_engine
-from tests.runs import PROMPT, lively_reply
+from tests.runs import PROMPT
 from tests.tiny import VOCAB, make_tiny_drafter
 
 FAMILIES = ["qwen3", "qwen3_5"]  # attention only, which can be cut back; and recurrent, which cannot
 USER, ASSISTANT, END, SYSTEM, MERGED = (VOCAB - number for number in range(2, 7))
 QUESTION = "".join(chr(0x100 + token) for token in PROMPT[:6])
-REPLY_TOKENS = 12
+REPLY_TOKENS = 8
 
 
 class MergingTokenizer:
@@ -50,14 +51,19 @@ class MergingTokenizer:
         return self.encode(text) if tokenize else text
 
 
-def conversation(family: str = "qwen3", *, drafted: bool = True, **changes: Any) -> d2.Conversation:
+@functools.cache
+def engine_and_pair(family: str, drafted: bool, windowless: bool) -> tuple[d2.Engine, tuple[int, int]]:
+    """An engine, and two tokens that follow each other in its reply to the question."""
+    changes = {"layer_types": ["full_attention"] * 2} if windowless else {}
     drafter = owner().call(lambda: make_tiny_drafter(**changes)) if drafted else None
-    engine = tiny_engine(family, drafter, stops=[END])
-    reply = lively_reply(family)
-    # Any two neighbours of a reply do; these are those of the first reply to the question, once it is known.
-    bare = d2.Conversation(replace(engine, tokenizer=MergingTokenizer((reply[0], reply[1]))))
-    ids = d2.generate(bare.engine, bare.prompt([user(QUESTION)]), config()).token_ids
-    return d2.Conversation(replace(engine, tokenizer=MergingTokenizer((ids[1], ids[2]))))
+    engine = replace(tiny_engine(family, drafter, stops=[END]), tokenizer=MergingTokenizer((0, 0)))
+    ids = d2.generate(engine, d2.Conversation(engine).prompt([user(QUESTION)]), config()).token_ids
+    return engine, (ids[1], ids[2])
+
+
+def conversation(family: str = "qwen3", *, drafted: bool = True, windowless: bool = False) -> d2.Conversation:
+    engine, pair = engine_and_pair(family, drafted, windowless)
+    return d2.Conversation(replace(engine, tokenizer=MergingTokenizer(pair)))
 
 
 def config(**changes: Any) -> d2.GenerationConfig:
@@ -113,7 +119,7 @@ def test_what_was_taken_back_is_not_remembered(family: str) -> None:
 
 def test_a_shorter_history_is_cut_back_to() -> None:
     # A drafter without a window, whose context can be cut back as the target's can.
-    chat, messages = conversation("qwen3", layer_types=["full_attention"] * 2), [user(QUESTION)]
+    chat, messages = conversation("qwen3", windowless=True), [user(QUESTION)]
     turn(chat, messages)
     messages.append(user(QUESTION[::-1]))
     second = turn(chat, messages)

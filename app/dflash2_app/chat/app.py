@@ -122,8 +122,11 @@ class ChatApp:
     def ask(self, text: str) -> None:
         """Reply to a message."""
         self.chat.messages.append(Message("user", text))
-        if not self._reply():
-            self.chat.messages.pop()
+        try:
+            self._reply()
+        finally:
+            if self.chat.messages[-1].role == "user":  # nothing came of it
+                self.chat.messages.pop()
 
     def retry(self) -> None:
         """Reply once more to the last message.
@@ -139,19 +142,13 @@ class ChatApp:
             why = "greedy decoding" if self.settings.temperature == 0 else "a fixed seed"
             self.view.note(f"{why} writes the same reply again; /set temperature or seed for another one")
         try:
-            written = self._reply()
-        except BaseException:
-            self._restore(old)
-            raise
-        if not written:
-            self._restore(old)
+            self._reply()
+        finally:
+            if old is not None and self.chat.messages[-1].role == "user":
+                self.chat.messages.append(old)
 
-    def _restore(self, old: Message | None) -> None:
-        if old is not None and self.chat.messages[-1].role == "user":
-            self.chat.messages.append(old)
-
-    def _reply(self) -> bool:
-        """Write a reply to the last message; False when nothing came of it."""
+    def _reply(self) -> None:
+        """Write a reply to the last message and keep it, unless nothing came of it."""
         prompt = self.conversation.prompt(
             self.chat.for_template(), self.chat.template if self.conversation.has_template else None
         )
@@ -173,7 +170,6 @@ class ChatApp:
                 self.chat.messages.append(message)
         self.totals.add(stats)
         self.autosave()
-        return bool(message.content or message.thinking)
 
     def _stream(
         self, prompt: list[int], config: d2.GenerationConfig, splitter: ThinkingSplitter, message: Message, stop: Stop
@@ -233,6 +229,8 @@ class ChatApp:
         elif stats.generated_tokens >= config.max_tokens:
             cut = config.max_tokens < self.settings.max_tokens
             parts.append("the context is full" if cut else f"cut at max_tokens {config.max_tokens}")
+        if not (message.content or message.thinking):
+            parts.append("nothing was written, so this turn is not kept")
         return SEPARATOR.join(parts)
 
     # Saving.

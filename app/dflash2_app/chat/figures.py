@@ -58,22 +58,23 @@ class Totals:
         padded = [reached + [0] * (longer - len(reached)) for reached in (total.reached, stats.reached)]
         total.reached = [mine + theirs for mine, theirs in zip(*padded, strict=True)]
 
-    def lines(self) -> list[str]:
-        """What `/stats` says, without the chart."""
+    def rows(self) -> list[tuple[str, str]]:
+        """What `/stats` says, without the chart; nothing before the first reply."""
         if self.last is None or self._sum is None:
-            return ["no reply yet"]
+            return []
         last, total = self.last, self._sum
         read = last.prompt_tokens - last.cached_tokens
-        lines = [
-            f"last reply  {figures(last)}",
-            f"its prompt  {last.cached_tokens} of {last.prompt_tokens} prompt tokens reused, "
-            f"{read} read in {last.prefill_s:.2f} s",
-            f"whole chat  {counted(self.replies, 'reply').replace('replys', 'replies')}, "
-            f"{counted(total.generated_tokens, 'token')}",
-        ]
+        whole = (
+            f"{self.replies} {'reply' if self.replies == 1 else 'replies'}, {counted(total.generated_tokens, 'token')}"
+        )
         if total.acceptance_length is not None:
-            lines[-1] += f", acceptance {total.acceptance_length:.2f}"
-        return lines
+            whole += f", acceptance {total.acceptance_length:.2f}"
+        reused = f"{last.cached_tokens} of {last.prompt_tokens} prompt tokens reused"
+        return [
+            ("last reply", figures(last)),
+            ("its prompt", f"{reused}, {read} read in {last.prefill_s:.2f} s"),
+            ("whole chat", whole),
+        ]
 
     @property
     def by_position(self) -> list[float | None]:

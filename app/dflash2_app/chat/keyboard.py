@@ -28,6 +28,7 @@ class QuietKeyboard:
         self._before = termios.tcgetattr(self._descriptor)
         quiet = list(self._before)
         quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[3] |= termios.NOFLSH  # Ctrl-C stops the reply; it must not throw away what was typed meanwhile
         quiet[0] &= ~termios.ICRNL  # Enter must reach the next prompt as Enter, not as a line end to insert
         termios.tcsetattr(self._descriptor, termios.TCSADRAIN, quiet)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
@@ -17,6 +18,7 @@ _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x1b\x07]*(\x1b\\|\x07))"
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 # Terminals that know this hold back drawing until the update is whole; others ignore it.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+SETTLING_S = 0.25  # a border that is dragged sends many sizes
 _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"
 
 
@@ -31,19 +33,34 @@ class LiveRegion:
     Args:
         write: puts text on the terminal.
         size: asks the terminal for its size.
+        clock: seconds.
     """
 
-    def __init__(self, write: Callable[[str], None], size: Callable[[], os.terminal_size]):
-        self._write, self._size = write, size
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        size: Callable[[], os.terminal_size],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._write, self._size, self._clock = write, size, clock
         self._drawn: list[str] = []
-        self._columns = 0
+        self._columns = 0  # of the window as the live lines were drawn
+        self._seen, self._changed = 0, -SETTLING_S
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Replace the live lines; none may be wider than the terminal, nor all of them higher."""
+        """Replace the live lines, unless the window is just being resized; none may be wider than it."""
+        columns = self._size().columns
+        if columns != self._seen:
+            self._seen, self._changed = columns, self._clock()
+        if self._drawn and columns != self._columns and self._clock() - self._changed < SETTLING_S:
+            return
         self.commit([], lines)
 
     def commit(self, finished: Sequence[str], lines: Sequence[str] = ()) -> None:
-        """Put finished lines where the live ones stand, for good, and new live lines below."""
+        """Put finished lines where the live ones stand, for good, and new live lines below them.
+
+        Of live lines that are more than the window has, the last are shown.
+        """
         size = self._size()
         shown = list(lines)[-max(1, size.lines - 1) :] if lines else []
         if not finished and shown == self._drawn and size.columns == self._columns:

@@ -72,7 +72,7 @@ class TerminalReader:
             history=kept,
             completer=_completer(complete),
             complete_while_typing=True,
-            key_bindings=_keys(),
+            key_bindings=_keys(complete),
             multiline=True,
             prompt_continuation=lambda width, number, wrapped: " " * width,
             reserve_space_for_menu=4,
@@ -101,9 +101,10 @@ def _sign() -> str:
     return "› " if (sys.stdout.encoding or "").lower().startswith("utf") else "> "
 
 
-def _keys() -> Any:
+def _keys(complete: Callable[[str], Iterable[str]]) -> Any:
     """Enter sends; Ctrl-J, Alt-Enter or a backslash before Enter begin a new line; Ctrl-C empties a line first."""
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding.bindings.completion import generate_completions
 
     keys = KeyBindings()
 
@@ -120,6 +121,15 @@ def _keys() -> Any:
     @keys.add("escape", "enter")
     def _(event: Any) -> None:
         event.current_buffer.insert_text("\n")
+
+    @keys.add("tab")
+    def _(event: Any) -> None:
+        line = event.current_buffer.document.text_before_cursor
+        words = list(complete(line)) if line.startswith("/") else []
+        if len(words) == 1:  # nothing to choose from, so no menu
+            event.current_buffer.insert_text(words[0][len(line.rpartition(" ")[2]) :])
+        elif words:
+            generate_completions(event)
 
     @keys.add("c-c")
     def _(event: Any) -> None:

@@ -65,10 +65,7 @@ def completions(app: ChatApp, line: str) -> list[str]:
 
 
 def _help(app: ChatApp, rest: str) -> None:
-    heads = {name: f"{name} {command.takes}".strip() for name, command in COMMANDS.items()}
-    width = max(map(len, heads.values()))
-    lines = [f"{heads[name]:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    app.view.info("\n".join(lines))
+    app.view.pairs([(f"{name} {command.takes}".strip(), command.summary) for name, command in COMMANDS.items()])
 
 
 def _model(app: ChatApp, rest: str) -> None:
@@ -95,8 +92,7 @@ def _set(app: ChatApp, rest: str) -> None:
     name, _, value = rest.replace("=", " ", 1).partition(" ")
     name, value = name.replace("-", "_"), value.strip()
     if not name:
-        width = max(map(len, DEFAULTS))
-        app.view.info("\n".join(f"{key:<{width}}  {_shown(item)}" for key, item in app.settings.listed()))
+        app.view.pairs([(key, _shown(item)) for key, item in app.settings.listed()])
         return
     if name not in DEFAULTS:
         raise UsageError(f"/set: got {name!r}, expected one of {', '.join(DEFAULTS)}")
@@ -109,7 +105,7 @@ def _set(app: ChatApp, rest: str) -> None:
         reason = changed.without_effect(name, drafts=app.drafts)
         if reason:
             app.view.note(reason)
-    app.view.info(f"{name}  {_shown(dict(app.settings.listed())[name])}")
+    app.view.pairs([(name, _shown(dict(app.settings.listed())[name]))])
 
 
 def _shown(value: object) -> str:
@@ -183,7 +179,11 @@ def _load(app: ChatApp, rest: str) -> None:
 
 
 def _stats(app: ChatApp, rest: str) -> None:
-    app.view.info("\n".join(app.totals.lines()))
+    rows = app.totals.rows()
+    if not rows:
+        app.view.info("no reply yet")
+        return
+    app.view.pairs(rows)
     if app.totals.by_position:
         app.view.bars(app.totals.by_position)
 

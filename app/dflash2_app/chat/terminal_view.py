@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from ..charts import bar_chart
@@ -32,22 +33,20 @@ _END_OF_LINE = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 
 
 class TerminalView:
-    """Shows a chat on standard output, which is a terminal."""
+    """Shows a chat on a terminal.
 
-    def __init__(self, *, colour: bool = True):
-        self.console = Console(file=sys.stdout, highlight=False, no_color=not colour, soft_wrap=False)
+    Args:
+        stream: the terminal.
+        size: asks it for its columns and rows.
+        colour: whether colours are wanted; bold and dim stay.
+    """
+
+    def __init__(self, stream: TextIO, size: Callable[[], os.terminal_size], *, colour: bool = True):
         self.fold_thinking = False
-        self._region = LiveRegion(self._write, self.size)
+        self._stream, self._size = stream, size
+        self._console = Console(file=stream, force_terminal=True, highlight=False, no_color=not colour)
+        self._region = LiveRegion(self._write, size)
         self._keyboard = quiet_keyboard()
-
-    @staticmethod
-    def size() -> os.terminal_size:
-        """Columns and rows now; a terminal that says 0 is taken for a small one."""
-        try:
-            columns, lines = os.get_terminal_size(sys.stdout.fileno())
-        except OSError:
-            columns, lines = 0, 0
-        return os.terminal_size((columns or 80, lines or 24))
 
     # What is said once.
 
@@ -60,13 +59,21 @@ class TerminalView:
     def info(self, text: str) -> None:
         self._print(Text(printable(text), style=DIM))
 
+    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(style=DIM)
+        for left, right in rows:
+            table.add_row(Text(printable(left)), Text(printable(right)))
+        self._print(table)
+
     def problem(self, message: str, hint: str | None) -> None:
         self._print(Text.assemble(("error: ", "bold red"), printable(message)))
         if hint:
             self._print(Text(f"hint: {printable(hint)}", style=DIM))
 
     def bars(self, shares: Sequence[float | None]) -> None:
-        ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+        ascii_only = not (self._stream.encoding or "").lower().startswith("utf")
         self._print(Text("acceptance by position", style=DIM), bar_chart(shares, ascii_only=ascii_only))
 
     # A reply.
@@ -80,14 +87,13 @@ class TerminalView:
         self._region.commit([""], self._status_lines())
 
     def show(self, kind: Kind, text: str) -> None:
-        finished: list[RenderableType] = []
         text = printable(text)
         if kind == "thinking":
-            finished += self._think(text)
+            finished = self._think(text)
         else:
-            if self._kind == "thinking":
-                finished += self._end_thinking()
-            finished += [self._block(block) for block in self._blocks.push(text)]
+            finished = self._end_thinking() if self._kind == "thinking" else []
+            for block in self._blocks.push(text):
+                finished += [*self._block(block), ""]
         self._kind = kind
         self._draw(finished)
 
@@ -96,59 +102,66 @@ class TerminalView:
         self._draw([])
 
     def end_reply(self, figures: str) -> None:
-        finished: list[RenderableType] = self._end_thinking() if self._kind == "thinking" else []
-        rest = self._blocks.finish()
-        if rest.strip():
-            finished.append(self._block(rest))
-        finished.append(Text(printable(figures), style=DIM))
-        self._region.commit([line for item in finished for line in self._lines(item)])
+        finished = self._end_thinking() if self._kind == "thinking" else []
+        rest = self._block(self._blocks.finish())
+        if rest:
+            finished += [*rest, ""]
+        self._region.commit([*finished, *self._lines(Text(printable(figures), style=DIM))])
         self._keyboard.release()
 
     # Thinking.
 
-    def _think(self, text: str) -> list[RenderableType]:
+    def _think(self, text: str) -> list[str]:
         if self._kind is None:
             self._thinking_since = time.monotonic()
         self._thought += text
         if self.fold_thinking:
             return []
         whole, newline, self._thought = self._thought.rpartition("\n")
-        return [self._thinking_text(whole)] if newline else []
+        return self._thinking_lines(whole) if newline else []
 
-    def _end_thinking(self) -> list[RenderableType]:
-        seconds = time.monotonic() - self._thinking_since
-        if self.fold_thinking:
-            self._thought = ""
-            return [Text(f"thought for {seconds:.1f} s (/think show shows it)", style=DIM), Text("")]
+    def _end_thinking(self) -> list[str]:
         rest, self._thought = self._thought, ""
-        return [*([self._thinking_text(rest)] if rest.strip() else []), Text("")]
+        if self.fold_thinking:
+            seconds = time.monotonic() - self._thinking_since
+            return [*self._lines(Text(f"thought for {seconds:.1f} s (/think show shows it)", style=DIM)), ""]
+        return [*(self._thinking_lines(rest) if rest.strip() else []), ""]
 
-    def _thinking_text(self, text: str) -> RenderableType:
-        return Padding(Text(text, style="dim italic"), (0, 0, 0, 2))
+    def _thinking_lines(self, text: str) -> list[str]:
+        return self._lines(Padding(Text(text, style="dim italic"), (0, 0, 0, 2)))
 
     # Drawing.
 
-    def _block(self, source: str) -> RenderableType:
-        return Group(ChatMarkdown(source), Text(""))
+    def _block(self, source: str) -> list[str]:
+        """The lines of a block; rich puts an empty one before a list."""
+        lines = self._lines(ChatMarkdown(source)) if source.strip() else []
+        while lines and not lines[0]:
+            lines.pop(0)
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
 
-    def _draw(self, finished: list[RenderableType]) -> None:
+    def _draw(self, finished: list[str]) -> None:
         began = time.monotonic()
         if not finished and began < self._due:
             return
-        lines = [line for item in finished for line in self._lines(item)]
-        self._region.commit(lines, [*self._tail(), *self._status_lines()])
+        tail = self._tail()
+        live = [*tail, *([""] if tail else []), *self._status_lines()]
+        if finished:
+            self._region.commit(finished, live)
+        else:
+            self._region.draw(live)
         spent = time.monotonic() - began
         self._due = began + spent + max(LEAST_PAUSE_S, spent / DRAWING_SHARE)
 
     def _tail(self) -> list[str]:
         """The growing end: of what would not fit on the screen, the last lines."""
-        room = max(LEAST_ROWS, self.size().lines - 4)
-        source = self._thought if self._kind == "thinking" else self._blocks.tail
-        if self._kind == "thinking":
-            lines = [] if self.fold_thinking or not source else self._lines(self._thinking_text(source))
-        else:
-            lines = self._lines(ChatMarkdown(source)) if source.strip() else []
-        return lines[-room:]
+        room = max(LEAST_ROWS, self._size().lines - 4)
+        if self._kind != "thinking":
+            return self._block(self._blocks.tail)[-room:]
+        if self.fold_thinking or not self._thought:
+            return []
+        return self._thinking_lines(self._thought)[-room:]
 
     def _status_lines(self) -> list[str]:
         doing = self._status
@@ -158,9 +171,9 @@ class TerminalView:
         return self._lines(text)
 
     def _lines(self, item: RenderableType) -> list[str]:
-        columns = max(LEAST_COLUMNS, self.size().columns)
-        with self.console.capture() as capture:
-            self.console.print(item, width=columns, no_wrap=None)
+        columns = max(LEAST_COLUMNS, self._size().columns)
+        with self._console.capture() as capture:
+            self._console.print(item, width=columns, no_wrap=None)
         return [_bare_end(line) for line in capture.get().removesuffix("\n").split("\n")]
 
     def _print(self, *items: RenderableType) -> None:
@@ -168,8 +181,17 @@ class TerminalView:
             self._write("".join(f"{line}\n" for line in self._lines(item)))
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Columns and rows now; a terminal that does not say is taken for a usual one."""
+    try:
+        columns, lines = os.get_terminal_size(stream.fileno())
+    except OSError:
+        columns, lines = 0, 0
+    return os.terminal_size((columns or 80, lines or 24))
 
 
 def _bare_end(line: str) -> str:

@@ -27,6 +27,9 @@ class View(Protocol):
     def info(self, text: str) -> None:
         """Answer a command; may be several lines."""
 
+    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Answer a command with two columns."""
+
     def problem(self, message: str, hint: str | None) -> None:
         """Say what went wrong, where the chat goes on."""
 
@@ -67,6 +70,11 @@ class LinesView:
     def info(self, text: str) -> None:
         for line in text.split("\n"):
             self._out.info(line)
+
+    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
+        width = max(len(left) for left, _ in rows)
+        for left, right in rows:
+            self._out.info(f"{left:<{width}}  {right}")
 
     def problem(self, message: str, hint: str | None) -> None:
         self._out.info(f"error: {message}")

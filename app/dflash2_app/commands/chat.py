@@ -165,9 +165,9 @@ class _Screen:
 
     def view(self) -> View:
         if self._drawn:
-            from ..chat.terminal_view import TerminalView
+            from ..chat.terminal_view import TerminalView, terminal_size
 
-            return TerminalView(colour=self._colour)
+            return TerminalView(sys.stdout, lambda: terminal_size(sys.stdout), colour=self._colour)
         from ..chat.view import LinesView
 
         return LinesView(self._out, talks=self.interactive)

@@ -14,7 +14,7 @@ import pyte
 
 from ..conftest import ROOT, environment
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Terminal:
@@ -42,7 +42,9 @@ class Terminal:
     @property
     def whole(self) -> str:
         """What is on the screen and above it."""
-        above = ["".join(line[column].data for column in range(self.screen.columns)) for line in self.screen.history.top]
+        above = [
+            "".join(line[column].data for column in range(self.screen.columns)) for line in self.screen.history.top
+        ]
         return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
 
     def pump(self, seconds: float = 0.05) -> None:
