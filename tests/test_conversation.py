@@ -209,3 +209,22 @@ def test_thinking_is_what_the_tokenizer_says() -> None:
     assert chat.opens_thinking([1, 2, *opening]) and chat.opens_thinking([1, *opening, *line_end])
     assert not chat.opens_thinking([1, *opening, 0x67])
     assert not chat.opens_thinking([*opening, 3])
+
+
+def test_two_chats_at_once_do_not_meet() -> None:
+    # One engine, two conversations, their replies step by step in turn (CK-16).
+    chats = [conversation(), conversation()]
+    questions = [QUESTION, QUESTION[::-1]]
+    prompts = [chat.prompt([user(text)]) for chat, text in zip(chats, questions, strict=True)]
+    streams = [chat.stream(prompt, config()) for chat, prompt in zip(chats, prompts, strict=True)]
+    ids: list[list[int]] = [[], []]
+    running = [0, 1]
+    while running:
+        for number in list(running):
+            event = next(streams[number], None)
+            if event is None:
+                running.remove(number)
+            else:
+                ids[number] += event.token_ids
+    for chat, prompt, mine in zip(chats, prompts, ids, strict=True):
+        assert mine == d2.generate(chat.engine, prompt, config()).token_ids

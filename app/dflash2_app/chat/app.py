@@ -155,7 +155,7 @@ class ChatApp:
         config = self.settings.config(self.mode, self._room(len(prompt)))
         splitter = ThinkingSplitter(self.conversation.thinking, inside=self.conversation.opens_thinking(prompt))
         message = Message("assistant", "", partial=True)
-        self.view.begin_reply()
+        self.view.begin_reply(markdown=self.conversation.has_template)
         ending = "failed"
         try:
             with interrupts_ask(self.interactive) as stop:

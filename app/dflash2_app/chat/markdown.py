@@ -54,6 +54,23 @@ class ChatMarkdown(Markdown):
         super().__init__(source, code_theme=_CODE_THEME, hyperlinks=False)
 
 
+class LineStream:
+    """As `BlockStream`, for text that is no Markdown: its blocks are whole lines."""
+
+    def __init__(self) -> None:
+        self.tail = ""
+
+    def push(self, text: str) -> list[str]:
+        """Add text; returns the lines it finished, as one block."""
+        whole, newline, self.tail = (self.tail + text).rpartition("\n")
+        return [whole + newline] if newline else []
+
+    def finish(self) -> str:
+        """The last line."""
+        rest, self.tail = self.tail, ""
+        return rest
+
+
 class BlockStream:
     """Takes text and gives out the source of each block once nothing can join it any more."""
 

@@ -32,24 +32,32 @@ class LineReader:
     def __init__(self, *, prompt: str = ""):
         self._prompt = prompt
         self._number = 0
+        self._warned = False
 
     def read(self) -> str | None:
-        if self._prompt:
-            print(self._prompt, end="", file=sys.stderr, flush=True)
-        try:
-            raw = sys.stdin.buffer.readline()
-        except KeyboardInterrupt:
-            if not self._prompt:
-                raise
-            print(file=sys.stderr)
-            return None
-        self._number += 1
+        raw = self._line()
+        self._warned, self._number = False, self._number + 1
         try:
             return raw.decode("utf-8").rstrip("\r\n") if raw else None
         except UnicodeDecodeError:
             raise UsageError(
                 f"standard input: got bytes that are not UTF-8 in line {self._number}, expected UTF-8 text"
             ) from None
+
+    def _line(self) -> bytes:
+        while True:
+            if self._prompt:
+                print(self._prompt, end="", file=sys.stderr, flush=True)
+            try:
+                return sys.stdin.buffer.readline()
+            except KeyboardInterrupt:
+                if not self._prompt:
+                    raise
+                print(file=sys.stderr)
+                if self._warned:
+                    return b""
+                self._warned = True
+                print(LEAVE_HINT, file=sys.stderr)
 
 
 class TerminalReader:

@@ -6,6 +6,7 @@ screens. Invariant: a value that was refused changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ DEFAULT_MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class ReplySettings:
-    """All that `/set` knows; the names are those of the library and of the options."""
+    """All that `/set` knows; the names are those of the library and of the options.
+
+    `logit_bias` comes from the command line only: `/set` neither shows nor saves it.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -33,6 +37,7 @@ class ReplySettings:
     lossless_mode: str | None = None
     max_tokens: int = DEFAULT_MAX_TOKENS
     block_size: int | None = None
+    logit_bias: Mapping[int, float] | None = None
 
     def changed(self, name: str, text: str) -> ReplySettings:
         """These settings with one of them read from text.
@@ -61,6 +66,7 @@ class ReplySettings:
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
             seed=self.seed,
             lossless_mode=self.lossless_mode,
         )
@@ -78,7 +84,7 @@ class ReplySettings:
 
     def listed(self) -> list[tuple[str, Any]]:
         """All names and values."""
-        return [(item.name, getattr(self, item.name)) for item in fields(self)]
+        return [(name, getattr(self, name)) for name in DEFAULTS]
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> ReplySettings:
@@ -101,7 +107,7 @@ class ReplySettings:
         return None
 
 
-DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings)}
+DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings) if item.name != "logit_bias"}
 _WHOLE = {"top_k", "seed", "max_tokens", "block_size"}
 _WORDS = {"lossless_mode"}
 

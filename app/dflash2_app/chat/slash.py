@@ -6,6 +6,7 @@ names it, what it got and what it expects.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -72,8 +73,15 @@ def _model(app: ChatApp, rest: str) -> None:
     if not rest:
         app.view.info(app.describe())
         return
-    target, _, drafter = rest.partition(" ")
-    app.switch(target, drafter.strip() or None)
+    try:
+        names = shlex.split(rest)
+    except ValueError:
+        names = []
+    if not 1 <= len(names) <= 2:
+        raise UsageError(
+            f"/model: got {rest!r}, expected a target and perhaps a drafter, in quotes if they hold blanks"
+        )
+    app.switch(names[0], names[1] if len(names) == 2 else None)
     app.view.info(app.describe())
 
 

@@ -22,7 +22,7 @@ from ..charts import bar_chart
 from ..output import printable
 from .keyboard import quiet_keyboard
 from .live import LiveRegion
-from .markdown import BlockStream, ChatMarkdown
+from .markdown import BlockStream, ChatMarkdown, LineStream
 from .thinking import Kind
 
 LEAST_PAUSE_S = 0.08
@@ -78,8 +78,9 @@ class TerminalView:
 
     # A reply.
 
-    def begin_reply(self) -> None:
-        self._blocks, self._thought = BlockStream(), ""
+    def begin_reply(self, *, markdown: bool) -> None:
+        self._blocks: BlockStream | LineStream = BlockStream() if markdown else LineStream()
+        self._markdown, self._thought = markdown, ""
         self._kind: Kind | None = None
         self._status, self._due = "", 0.0
         self._thinking_since = 0.0
@@ -93,7 +94,7 @@ class TerminalView:
         else:
             finished = self._end_thinking() if self._kind == "thinking" else []
             for block in self._blocks.push(text):
-                finished += [*self._block(block), ""]
+                finished += [*self._block(block), *self._gap]
         self._kind = kind
         self._draw(finished)
 
@@ -105,8 +106,14 @@ class TerminalView:
         finished = self._end_thinking() if self._kind == "thinking" else []
         rest = self._block(self._blocks.finish())
         if rest:
-            finished += [*rest, ""]
-        self._region.commit([*finished, *self._lines(Text(printable(figures), style=DIM))])
+            finished += rest
+        self._region.commit(
+            [
+                *finished,
+                *([""] if rest or not self._markdown else []),
+                *self._lines(Text(printable(figures), style=DIM)),
+            ]
+        )
         self._keyboard.release()
 
     # Thinking.
@@ -134,12 +141,18 @@ class TerminalView:
 
     def _block(self, source: str) -> list[str]:
         """The lines of a block; rich puts an empty one before a list."""
+        if not self._markdown:
+            return self._lines(Text(source.removesuffix("\n"))) if source else []
         lines = self._lines(ChatMarkdown(source)) if source.strip() else []
         while lines and not lines[0]:
             lines.pop(0)
         while lines and not lines[-1]:
             lines.pop()
         return lines
+
+    @property
+    def _gap(self) -> list[str]:
+        return [""] if self._markdown else []
 
     def _draw(self, finished: list[str]) -> None:
         began = time.monotonic()

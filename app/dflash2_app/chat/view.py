@@ -36,8 +36,8 @@ class View(Protocol):
     def bars(self, shares: Sequence[float | None]) -> None:
         """Draw acceptance by position."""
 
-    def begin_reply(self) -> None:
-        """A reply comes."""
+    def begin_reply(self, *, markdown: bool) -> None:
+        """A reply comes: Markdown, or text to be shown as it is."""
 
     def show(self, kind: Kind, text: str) -> None:
         """Show a piece of the reply."""
@@ -85,7 +85,7 @@ class LinesView:
         parts = [f"{place}: {'–' if share is None else f'{share * 100:.0f} %'}" for place, share in _numbered(shares)]
         self._out.info("  ".join(parts))
 
-    def begin_reply(self) -> None:
+    def begin_reply(self, *, markdown: bool) -> None:
         if self._replies:
             self._out.data("\n")  # an empty line tells where the next reply begins
         self._replies += 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..chat.settings import DEFAULT_MAX_TOKENS, DEFAULTS
 from ..errors import AppError, UsageError
 from ..output import Output, is_terminal
 from .grouping import grouped
@@ -38,7 +39,7 @@ class ChatOptions:
         bool, typer.Option("--resume", help="Go on with the chat NAME, or with the last one", rich_help_panel=_PANEL)
     ] = False
     system: Annotated[str | None, _chat("--system", "TEXT", "A system message in front", filled)] = None
-    max_tokens: Annotated[int | None, MaxTokens] = None
+    max_tokens: Annotated[int, MaxTokens] = DEFAULT_MAX_TOKENS
     block_size: Annotated[int | None, BlockSize] = None
     base_path: Annotated[
         Path | None,
@@ -51,7 +52,7 @@ def chat(
     models: ModelOptions,
     sampling: SamplingOptions,
     options: ChatOptions,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="With --resume: which chat")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="With --resume: which chat")] = None,
 ) -> None:
     """Chat with a model; through a pipe, every line is one message."""
     if name is not None and not options.resume:
@@ -62,21 +63,23 @@ def chat(
 
     store = ChatStore(base_folder(options.base_path))
     resumed = _resumed(store.names(), name) if options.resume else None
+    own = store.load(resumed) if resumed is not None else None  # before anything slow, in case it is damaged
     with Output() as out:
         screen = _Screen(out)
-        for note in sampling.without_effect():
-            out.note(note)
+        if own is not None and own.model and models.model is None and models.drafter is None:
+            out.note(f"using {own.model}, as the chat did; --model takes another one")
+            models = replace(models, model=own.model, drafter=own.drafter or _none_for(own.model))
         engine, load = _start(models, out, interactive=screen.interactive)
         view = screen.view()
         app = ChatApp(engine, load, view, store, interactive=screen.interactive)
         out.end_status()
+        if resumed is not None:
+            app.restore(resumed)
         _configure(app, sampling, options)
         view.header(app.describe(), HINT)
         if engine.row_cost_note and app.drafts:
             view.note(engine.row_cost_note)
         app.tell_template()
-        if resumed is not None:
-            app.restore(resumed)
         run_chat(app, screen.reader(app))
 
 
@@ -89,20 +92,23 @@ def _resumed(names: list[str], name: str | None) -> str:
 
 
 def _configure(app: ChatApp, sampling: SamplingOptions, options: ChatOptions) -> None:
-    """Take over what the command line says about replies."""
-    if sampling.logit_bias:
-        raise UsageError("--logit-bias: got it, expected none: a chat has no such setting")
-    given = {item.name: getattr(sampling, item.name) for item in fields(sampling) if item.name != "logit_bias"}
+    """Put what the command line says in the place of the defaults, or of what a resumed chat was saved with."""
+    given = {name: getattr(sampling, name) for name in DEFAULTS if name not in ("max_tokens", "block_size")}
     given |= {"block_size": options.block_size, "max_tokens": options.max_tokens}
-    app.settings = replace(app.settings, **{key: value for key, value in given.items() if value is not None})
-    app.settings.config("auto")
+    given = {name: value for name, value in given.items() if value != DEFAULTS[name]}
     most = app.engine.block_size
     if options.block_size is not None and most is not None and options.block_size > most:
         raise UsageError(f"--block-size: got {options.block_size}, expected an integer in 2..{most}")
+    app.settings = replace(app.settings, logit_bias=sampling.config().logit_bias, **given)
+    for name in given:
+        reason = app.settings.without_effect(name, drafts=app.drafts)
+        if reason:
+            app.view.note(reason)
     if options.system is not None:
         if not app.conversation.has_template:
-            raise UsageError(f"--system: got {options.system!r}, expected none: "
-                             f"{app.engine.target_name} has no chat template")  # fmt: skip
+            raise UsageError(
+                f"--system: got {options.system!r}, expected none: {app.engine.target_name} has no chat template"
+            )
         app.chat.system = options.system
 
 
@@ -123,7 +129,7 @@ def _start(
     from ..chat.startup import decide, declined, look_around
 
     def load(target: str, drafter: str | None) -> d2.Engine:
-        named = drafter or (NO_DRAFTER if target != MINI else None)
+        named = drafter or _none_for(target)
         bits = models.draft_bits if named != NO_DRAFTER else None
         engine = replace(models, model=target, drafter=named, draft_bits=bits).load(out)
         out.end_status()
@@ -143,6 +149,11 @@ def _start(
     if start.action == "pair" and start.pair is not None:
         return load(start.pair.target, start.pair.drafter), load
     return (load(MINI, None) if start.action == "mini" else models.load(out)), load
+
+
+def _none_for(target: str) -> str | None:
+    """The drafter option of a target that goes without; the embedded pair brings its own."""
+    return None if target == MINI else NO_DRAFTER
 
 
 def _agreed(pair: PairChoice) -> bool:

@@ -79,7 +79,7 @@ class RecordingView:
     def bars(self, shares: Sequence[float | None]) -> None:
         self.charts.append(list(shares))
 
-    def begin_reply(self) -> None:
+    def begin_reply(self, *, markdown: bool) -> None:
         self.shown = []
 
     def show(self, kind: str, text: str) -> None:

@@ -58,6 +58,10 @@ def test_resume_goes_on_with_a_chat(run: Run, flags: list[str | Path], base: Pat
     assert [message["content"] for message in saved["messages"]][::2] == ["one", "three"]
     assert saved["settings"] == {"temperature": 0.5, "seed": 3, "max_tokens": 6}
     assert "kept: 2 turns" in run(*flags, "--resume", stdin="").err, "without a name: the one written last"
+    own = run("chat", "--resume", stdin="four\n")
+    assert own.code == 0 and f"note: using {flags[2]}, as the chat did" in own.err
+    other = run("chat", "--model", "mini", "--resume", stdin="")
+    assert f"note: it was written with {flags[2]}" in other.err
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_resume_goes_on_with_a_chat(run: Run, flags: list[str | Path], base: Pat
         (["nope"], 2, "NAME: got 'nope', expected --resume before it"),
         (["--block-size", "9"], 2, "--block-size: got 9, expected an integer in 2..8"),
         (["--temperature", "-1"], 2, "--temperature: got '-1'"),
-        (["--logit-bias", "1=2"], 2, "--logit-bias: got it, expected none"),
+        (["--logit-bias", "1=2", "--logit-bias", "1=3"], 2, "--logit-bias: got token 1 twice"),
     ],
 )
 def test_bad_command_lines(run: Run, flags: list[str | Path], arguments: list[str], code: int, message: str) -> None:
@@ -77,13 +81,18 @@ def test_bad_command_lines(run: Run, flags: list[str | Path], arguments: list[st
     assert ran.out == ""
 
 
-def test_options_reach_the_replies(run: Run, flags: list[str | Path], base: Path) -> None:
+def test_options_reach_the_replies(run: Run, flags: list[str | Path], base: Path, engine: d2.Engine) -> None:
     options = ["--system", "Be brief.", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7", "--min-p", "0.01",
                "--presence-penalty", "0.1", "--frequency-penalty", "0.2", "--repetition-penalty", "1.1", "--seed", "9",
                "--lossless-mode", "coupled", "--block-size", "3"]  # fmt: skip
     assert run(*flags, *options, stdin="one\n/save kept\n").code == 0
     chat = ChatStore(base).load("kept")
     assert chat.system == "Be brief."
+    (token,) = engine.tokenizer.encode("x")
+    forced = run(*flags, "--logit-bias", f"{token}=100", stdin="one\n")
+    assert forced.out == "xxxxxx\n"
+    resumed = run(*flags, "--resume", "kept", "--temperature", "0.7", stdin="two\n/save\n/set\n")
+    assert "temperature 0.7 top_p 0.9 top_k 7" in " ".join(resumed.err.split()), "typed before saved before default"
     assert chat.settings == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.01, "presence_penalty": 0.1, "frequency_penalty": 0.2,
         "repetition_penalty": 1.1, "seed": 9, "lossless_mode": "coupled", "max_tokens": 6, "block_size": 3,

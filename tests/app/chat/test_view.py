@@ -119,13 +119,12 @@ def test_the_width_of_a_line_is_what_is_seen() -> None:
 # Replies
 
 
-def reply(view: TerminalView, text: str, size: int = 7, kind: str = "answer", figures: str = "9 tokens") -> None:
-    assert kind in ("answer", "thinking")
-    view.begin_reply()
+def reply(view: TerminalView, text: str, size: int = 7, *, markdown: bool = True) -> None:
+    view.begin_reply(markdown=markdown)
     for at in range(0, len(text), size):
-        view.show("answer" if kind == "answer" else "thinking", text[at : at + size])
+        view.show("answer", text[at : at + size])
         view.progress("3 tokens")
-    view.end_reply(figures)
+    view.end_reply("9 tokens")
 
 
 TEXT = "# Title\n\nFirst *paragraph*.\n\n" + "".join(f"- item {number}\n" for number in range(20)) + "\nThe `end`."
@@ -142,6 +141,14 @@ def test_markdown_ends_as_if_drawn_at_once(rows: int, size: int, monkeypatch: py
     assert screen.raw.count("First ") <= 2 + len("First *paragraph*.\n\n") / size, "a finished block is drawn once"
 
 
+@pytest.mark.parametrize("size", [1, 5, 300])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_bare_text_is_shown_as_it_is(screen: Screen, size: int, end: str) -> None:
+    text = "def f():\n    # not a title\n\n    return _a_ * b"
+    reply(TerminalView(screen, screen.size), text + end, size, markdown=False)
+    assert screen.lines == ["", *text.split("\n"), "", "9 tokens"]
+
+
 def test_a_screen_is_updated_in_one_write_each(screen: Screen) -> None:
     reply(TerminalView(screen, screen.size), TEXT, 300)
     assert screen.raw.count("\x1b[?2026h") == screen.raw.count("\x1b[?2026l")
@@ -152,7 +159,7 @@ def test_thinking_is_dimmed_or_folded(screen: Screen) -> None:
     view = TerminalView(screen, screen.size)
 
     def think() -> None:
-        view.begin_reply()
+        view.begin_reply(markdown=True)
         view.show("thinking", "first thought\nsecond")
         view.show("answer", "The answer.")
         view.end_reply("9 tokens")
@@ -203,13 +210,13 @@ def test_lines_keep_replies_apart_and_thinking_out(capsys: pytest.CaptureFixture
     with Output() as out:
         view = LinesView(out)
         for _ in range(2):
-            view.begin_reply()
+            view.begin_reply(markdown=True)
             view.show("thinking", "why")
             view.show("answer", "because")
             view.progress("ignored")
             view.end_reply("9 tokens")
         view.fold_thinking = False
-        view.begin_reply()
+        view.begin_reply(markdown=True)
         view.show("thinking", "why")
         view.show("answer", "because\n")
         view.end_reply("9 tokens")
