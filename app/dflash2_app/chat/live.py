@@ -8,23 +8,14 @@ written, so that nothing flickers, also over a slow connection.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 
-from rich.cells import cell_len
-
-_ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x1b\x07]*(\x1b\\|\x07))")
 _HIDE, _SHOW = "\x1b[?25l", "\x1b[?25h"
 # Terminals that know this hold back drawing until the update is whole; others ignore it.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 SETTLING_S = 0.25  # a border that is dragged sends many sizes
 _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"
-
-
-def visible_width(line: str) -> int:
-    """Columns a line takes, whatever its colours."""
-    return cell_len(_ESCAPES.sub("", line))
 
 
 class LiveRegion:
@@ -65,7 +56,7 @@ class LiveRegion:
         shown = list(lines)[-max(1, size.lines - 1) :] if lines else []
         if not finished and shown == self._drawn and size.columns == self._columns:
             return
-        parts = [_BEGIN, _HIDE, self._back(size.columns)]
+        parts = [_BEGIN, _HIDE, self._back()]
         parts += [f"{line}{_REST_OF_LINE}\n" for line in finished]
         parts.append("\n".join(f"{line}{_REST_OF_LINE}" for line in shown))
         if not shown:
@@ -74,13 +65,11 @@ class LiveRegion:
         self._drawn, self._columns = shown, size.columns
         self._write("".join(parts))
 
-    def _back(self, columns: int) -> str:
-        """The way to the first live line."""
-        if not self._drawn:
-            return ""
-        if columns < self._columns and any(visible_width(line) > columns for line in self._drawn):
-            # The window became narrower than what stands there. Some terminals have wrapped those lines, some cut them
-            # off, so nobody knows how far up the first one is: go on below rather than erase finished text.
-            return "\n"
+    def _back(self) -> str:
+        """The way to the first live line.
+
+        In a window that became narrower some terminals wrap what stands there. Then this is too short a way, and a
+        piece of an old live line is left behind; it can never be too long, which would erase finished text.
+        """
         up = len(self._drawn) - 1
-        return "\r" + (f"\x1b[{up}A" if up else "")
+        return "\r" + (f"\x1b[{up}A" if up > 0 else "")

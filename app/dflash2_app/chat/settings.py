@@ -98,6 +98,12 @@ class ReplySettings:
             settings = settings.changed(name, str(value))
         return settings
 
+    @classmethod
+    def from_config(cls, config: d2.GenerationConfig) -> ReplySettings:
+        """From the library's form, for instance of a model's configured settings."""
+        drawn = {name: getattr(config.sampling, name) for name in (*DEFAULTS, "logit_bias") if name not in _LENGTHS}
+        return cls(max_tokens=config.max_tokens, block_size=config.block_size, **drawn)
+
     def without_effect(self, name: str, *, drafts: bool) -> str | None:
         """Why a setting that was just given does nothing, if so."""
         if name in ("top_p", "top_k", "min_p", "seed", "lossless_mode") and self.temperature == 0:
@@ -109,6 +115,7 @@ class ReplySettings:
 
 DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings) if item.name != "logit_bias"}
 _WHOLE = {"top_k", "seed", "max_tokens", "block_size"}
+_LENGTHS = {"max_tokens", "block_size"}
 _WORDS = {"lossless_mode"}
 
 

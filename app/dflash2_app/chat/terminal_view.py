@@ -47,6 +47,7 @@ class TerminalView:
         self._console = Console(file=stream, force_terminal=True, highlight=False, no_color=not colour)
         self._region = LiveRegion(self._write, size)
         self._keyboard = quiet_keyboard()
+        self._replying = False
 
     # What is said once.
 
@@ -84,6 +85,7 @@ class TerminalView:
         self._kind: Kind | None = None
         self._status, self._due = "", 0.0
         self._thinking_since = 0.0
+        self._replying = True
         self._keyboard.hold()
         self._region.commit([""], self._status_lines())
 
@@ -104,6 +106,7 @@ class TerminalView:
 
     def end_reply(self, figures: str) -> None:
         finished = self._end_thinking() if self._kind == "thinking" else []
+        self._replying = False
         rest = self._block(self._blocks.finish())
         if rest:
             finished += rest
@@ -158,14 +161,16 @@ class TerminalView:
         began = time.monotonic()
         if not finished and began < self._due:
             return
-        tail = self._tail()
-        live = [*tail, *([""] if tail else []), *self._status_lines()]
         if finished:
-            self._region.commit(finished, live)
+            self._region.commit(finished, self._live())
         else:
-            self._region.draw(live)
+            self._region.draw(self._live())
         spent = time.monotonic() - began
         self._due = began + spent + max(LEAST_PAUSE_S, spent / DRAWING_SHARE)
+
+    def _live(self) -> list[str]:
+        tail = self._tail()
+        return [*tail, *([""] if tail else []), *self._status_lines()]
 
     def _tail(self) -> list[str]:
         """The growing end: of what would not fit on the screen, the last lines."""
@@ -190,8 +195,8 @@ class TerminalView:
         return [_bare_end(line) for line in capture.get().removesuffix("\n").split("\n")]
 
     def _print(self, *items: RenderableType) -> None:
-        for item in items:
-            self._write("".join(f"{line}\n" for line in self._lines(item)))
+        lines = [line for item in items for line in self._lines(item)]
+        self._region.commit(lines, self._live() if self._replying else [])
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def press_after(pieces: int, view: RecordingView) -> Callable[[], None]:
 
     def press() -> None:
         if len(view.shown) == pieces:
+            time.sleep(0.3)  # meanwhile the session goes ahead of its reader
             signal.raise_signal(signal.SIGINT)
 
     return press
@@ -85,7 +87,7 @@ def test_a_stopped_reply_is_kept_and_gone_on_from(app: ChatApp, view: RecordingV
     view.on_show = press_after(3, view)
     app.ask(QUESTION)
     reply = app.chat.messages[-1]
-    assert reply.partial and reply.content == view.reply
+    assert reply.partial and reply.content == view.reply == app.conversation.reply_text()
     assert view.endings[-1].endswith("stopped")
     first = app.totals.last
     assert first is not None and first.generated_tokens < 100

@@ -115,6 +115,13 @@ def test_blocks_do_not_depend_on_the_pieces(size: int) -> None:
     assert all(block.startswith(start) for block, start in zip(found, BLOCKS, strict=True))
 
 
+def test_a_line_that_is_not_complete_ends_no_block() -> None:
+    stream = BlockStream()
+    assert stream.push("1. a\n\n2") == []  # "2" may be a paragraph, or the next item's number
+    assert stream.push(". b\n\nend\n") == ["1. a\n\n2. b\n\n"]
+    assert stream.tail == "end\n"
+
+
 @given(st.text(alphabet="ab1.- #>`|*\n", max_size=60), st.integers(1, 9))
 def test_no_text_is_lost(text: str, size: int) -> None:
     assert "".join(blocks_of(text, size)) == text
@@ -152,6 +159,7 @@ def test_settings_become_those_of_the_library() -> None:
     config = settings.config("auto")
     assert config.sampling == d2.SamplingConfig(0.7, 0.9, 20, 0.1, 1.0, -1.0, 1.1, None, 7, "rejection")
     assert (config.max_tokens, config.block_size, config.mode) == (33, 4, "auto")
+    assert ReplySettings.from_config(config) == settings
     assert settings.config("plain", most_tokens=20).max_tokens == 20
     assert ReplySettings.restored(json.loads(json.dumps(settings.saved()))) == settings
     assert settings.changed("seed", "default").seed is None

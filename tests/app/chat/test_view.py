@@ -8,8 +8,9 @@ import re
 
 import pyte
 import pytest
+from rich.cells import cell_len
 
-from dflash2_app.chat.live import SETTLING_S, LiveRegion, visible_width
+from dflash2_app.chat.live import SETTLING_S, LiveRegion
 from dflash2_app.chat.terminal_view import TerminalView
 from dflash2_app.chat.view import LinesView
 from dflash2_app.output import Output
@@ -106,14 +107,25 @@ def test_a_resize_never_erases_finished_text(columns: int) -> None:
     region.draw(["y" * min(30, columns - 1), "status"])
     assert [line for line in screen.lines if line.startswith("line")] == [f"line {number}" for number in range(4)]
     assert screen.lines[-1] == "status" and screen.lines[-2].startswith("yyy")
-    if columns >= 30:
-        assert not any("xxx" in line for line in screen.lines), "where all fits, nothing is left behind"
+    assert not any("xxx" in line for line in screen.lines), "nothing is left behind"
 
 
-def test_the_width_of_a_line_is_what_is_seen() -> None:
-    assert visible_width("\x1b[1;31mab\x1b[0m") == 2
-    assert visible_width("\x1b]8;;https://x\x1b\\ab\x1b]8;;\x1b\\") == 2
-    assert visible_width("日本") == 4
+@pytest.mark.parametrize("columns", [7, 16, 29])
+def test_nor_where_the_terminal_wraps_lines_anew(columns: int) -> None:
+    # pyte cuts lines off when it becomes narrower; this is how the screen of one that wraps them looks.
+    wide, narrow, clock = Screen(40, 40), Screen(columns, 40), [0.0]
+    now = [wide]
+    region = LiveRegion(lambda text: now[0].write(text), lambda: now[0].size(), lambda: clock[0])
+    region.commit(["line 0", "line 1"], ["x" * 30, "status"])
+    narrow.write("line 0\nline 1\n" + "x" * 30 + "\nstatus")
+    now[0] = narrow
+    region.draw(["y" * columns, "status"])
+    clock[0] = SETTLING_S
+    region.draw(["y" * columns, "status"])
+    region.commit(["line 2"], ["z"])
+    lines = narrow.lines
+    assert [line for line in lines if line.startswith("line")] == ["line 0", "line 1", "line 2"]
+    assert lines[-1] == "z" and not any("y" in line for line in lines)
 
 
 # Replies
@@ -173,6 +185,16 @@ def test_thinking_is_dimmed_or_folded(screen: Screen) -> None:
     assert screen.lines[8].startswith("thought for 0.") and screen.lines[-3] == "The answer."
 
 
+def test_a_note_amid_a_reply_stands_above_what_grows(screen: Screen) -> None:
+    view = TerminalView(screen, screen.size)
+    view.begin_reply(markdown=True)
+    view.show("answer", "First.\n\nSecond")
+    view.note("told")
+    view.show("answer", " ends.")
+    view.end_reply("9 tokens")
+    assert screen.lines == ["", "note: told", "First.", "", "Second ends.", "", "9 tokens"]
+
+
 def test_a_model_cannot_reach_the_terminal(screen: Screen) -> None:
     view = TerminalView(screen, screen.size)
     reply(view, "\x1b]0;title\x07[red]x[/red] [a](https://x\x1b\\)")
@@ -189,7 +211,7 @@ def test_nothing_is_wider_than_the_window(columns: int) -> None:
     reply(view, "A line of words that is longer than any of these windows is wide.\n\n```\n" + "x" * 100 + "\n```\n")
     view.pairs([("/help", "a summary that goes on and on")])
     view.bars([0.5, 1.0, None])
-    widest = max(map(visible_width, re.split("[\r\n]", screen.raw)))
+    widest = max(map(cell_len, re.split("[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.raw))))
     assert widest <= columns
 
 
