@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import dflash2_mlx as d2
+from dflash2_app.chat import startup
 from dflash2_app.chat.store import ChatStore
+from dflash2_app.commands import chat as chat_command
 
 from ..conftest import Run, spawn
 
@@ -106,3 +108,19 @@ def test_without_a_model_the_mini_pair_starts_and_says_so() -> None:
     assert "no chat template: each message is continued as bare text" in ran.err
     ran = spawn("chat", "--system", "x", stdin="")
     assert ran.code == 2 and ran.error.startswith("--system: got 'x', expected none: mini has no chat template")
+
+
+@pytest.mark.parametrize(("answer", "downloads"), [("y", True), ("n", False)])
+def test_a_download_is_asked_for(
+    run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch, answer: str, downloads: bool
+) -> None:
+    choice = startup.PairChoice(str(pair / "target"), str(pair / "drafter"), 15_200_000_000)
+    fetched: list[startup.PairChoice] = []
+    monkeypatch.setattr(
+        startup, "look_around", lambda *_, **__: startup.Situation(None, None, True, True, True, choice)
+    )
+    monkeypatch.setattr(chat_command, "seams", lambda out: startup.Seams(download=fetched.append))
+    ran = run("chat", "--max-tokens", "4", stdin=f"{answer}\n")
+    assert ran.code == 0 and "Download it (15.2 GB)?" in ran.err
+    assert fetched == ([choice] if downloads else [])
+    assert ("is not downloaded: using the embedded mini pair" in ran.err) != downloads
