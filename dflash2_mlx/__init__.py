@@ -9,6 +9,7 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 from .compare import Verdict, compare_runs
 from .config import DrafterConfig, GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
+from .conversation import Conversation, ThinkingMarks
 from .convert import Conversion, convert_drafter
 from .counting import count_prompt_tokens
 from .describe import ModelFacts, describe_config
@@ -45,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ConstraintError",
+    "Conversation",
     "Conversion",
     "DFlash2Session",
     "Dflash2Error",
@@ -67,6 +69,7 @@ __all__ = [
     "SamplingConfig",
     "Session",
     "SettingError",
+    "ThinkingMarks",
     "TokenLogprob",
     "TrainingError",
     "UnsupportedModelError",

@@ -68,6 +68,7 @@ LIBRARY = [
     "text",
     "counting",
     "generate",
+    "conversation",
     "compare",
     "training.*",
     "training",
@@ -81,6 +82,7 @@ APPLICATION = [
     "errors",
     "output",
     "plots",
+    "charts",
     "settings.*",
     "settings",
     "models.*",
@@ -88,10 +90,10 @@ APPLICATION = [
     "engine",
     "bench.*",
     "bench",
+    "chat.*",
+    "chat",
     "web.*",
     "web",
-    "bench.*",
-    "bench",
     "commands.*",
     "commands",
     "cli",
@@ -99,11 +101,13 @@ APPLICATION = [
     "",
 ]
 # Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
-OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "web.*", "commands.*"}
+OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "chat.*", "web.*", "commands.*"}
 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}
-APPLICATION_NEEDS = set("dflash2_mlx filelock huggingface_hub matplotlib pyarrow rich starlette typer uvicorn".split())
+APPLICATION_NEEDS = set(
+    "dflash2_mlx filelock huggingface_hub matplotlib prompt_toolkit pyarrow rich starlette typer uvicorn".split()
+)
 # What an application may import of the library: its public names and the public sub-packages.
 PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}
 

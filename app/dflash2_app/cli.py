@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from .commands.bench import bench
+from .commands.chat import chat
 from .commands.convert import convert
 from .commands.demo import demo
 from .commands.doctor import doctor
@@ -29,7 +30,8 @@ from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
 COMMANDS = {
-    "generate": generate, "demo": demo, "bench": bench, "doctor": doctor, "train": train, "convert": convert,
+    "generate": generate, "chat": chat, "demo": demo, "bench": bench, "doctor": doctor, "train": train,
+    "convert": convert,
 }  # fmt: skip
 
 GROUPS = {"models": models, "settings": settings}

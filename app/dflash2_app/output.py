@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -147,7 +148,9 @@ class Output:
     def status(self, text: str) -> None:
         """Show what is going on until the next output, on a terminal only."""
         if is_terminal(sys.stderr) and not self._line_open:
-            sys.stderr.write(f"{_CLEAR_LINE}{printable(text)}")
+            # One line, so that one can be taken away again.
+            line = printable(text)[: max(1, shutil.get_terminal_size().columns - 1)]
+            sys.stderr.write(f"{_CLEAR_LINE}{line}")
             sys.stderr.flush()
             self._status_shown = True
 

@@ -17,8 +17,9 @@ import pytest
 from rich.console import Console
 
 import dflash2_mlx as d2
+from dflash2_app.charts import bar_chart
 from dflash2_app.commands.demo import Blocks
-from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen, bar_chart
+from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen
 
 from . import fake_library
 from .conftest import ROOT, Run, environment

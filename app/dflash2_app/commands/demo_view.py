@@ -18,6 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..charts import BAR_LINES, bar_chart
 from ..output import printable
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ SIDE_BY_SIDE = 96  # columns from which two panes of code are readable next to e
 VERDICT_LINES = 14  # kept free below the panes, so that panes and verdict share one screen
 LEAST_PANE = 5
 SEPARATOR = " · "
-BAR_LINES = 3
 SPEED_BAR = 30
-_EIGHTHS = " ▁▂▃▄▅▆▇█"
 _LEFT_EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 
@@ -233,29 +232,3 @@ def _level_bar(share: float, ascii_only: bool) -> str:
     if ascii_only:
         return "#" * (eighths // 8)
     return "█" * (eighths // 8) + _LEFT_EIGHTHS[eighths % 8]
-
-
-def bar_chart(shares: Sequence[float | None], *, ascii_only: bool = False) -> Text:
-    """Draw one upright bar per position, its percentage and its number below: BAR_LINES + 2 lines.
-
-    A share is that of the rounds that had accepted everything before this position.
-    """
-    chart = Text(no_wrap=True, overflow="crop")
-    for row in reversed(range(BAR_LINES)):
-        for share in shares:
-            chart.append(_cell(share or 0.0, row, ascii_only).center(4), "green")
-        chart.append("\n")
-    for share in shares:
-        chart.append(("–" if share is None else f"{share * 100:.0f}").center(4))
-    chart.append(" of those reached\n", "dim")
-    for position in range(1, len(shares) + 1):
-        chart.append(f"{position}".center(4), "dim")
-    return chart
-
-
-def _cell(share: float, row: int, ascii_only: bool) -> str:
-    """The part of a bar that falls into one line, two columns wide."""
-    eighths = max(0, min(8, round(share * BAR_LINES * 8) - row * 8))
-    if ascii_only:
-        return "##" if eighths >= 4 else "  "
-    return _EIGHTHS[eighths] * 2

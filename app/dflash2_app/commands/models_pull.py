@@ -52,6 +52,16 @@ def pull(
             out.json({"models": shown})
 
 
+def fetch_pair(target: str, drafter: str, out: Output) -> None:
+    """Fetch a target and a drafter that belong together.
+
+    Raises:
+        AppError: one line, such as for a gated repository or too little room on disk.
+    """
+    asked = _ask(target, out)
+    _fetch([asked, *_drafter(asked, drafter, out)], out, json=True)
+
+
 def _ask(repo_id: str, out: Output) -> _Asked:
     """Look at a repository on the Hub; what cannot be used here is refused before it is fetched."""
     from ..models import hub

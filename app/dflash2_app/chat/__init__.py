@@ -1,0 +1,1 @@
+"""`dflash2-mlx chat`: the conversation, its commands and its screen."""

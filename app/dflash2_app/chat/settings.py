@@ -1,0 +1,129 @@
+"""What `/set` changes: how replies are drawn, how long they may be, how wide a block is.
+
+Owns: the names, their defaults and the way to the library's settings, which checks the values. Knows nothing of
+screens. Invariant: a value that was refused changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AppError
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+NONE = "default"  # the word that takes a setting back
+DEFAULT_MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class ReplySettings:
+    """All that `/set` knows; the names are those of the library and of the options.
+
+    `logit_bias` comes from the command line only: `/set` neither shows nor saves it.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    lossless_mode: str | None = None
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    block_size: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+
+    def changed(self, name: str, text: str) -> ReplySettings:
+        """These settings with one of them read from text.
+
+        Raises:
+            AppError: no such setting, or not a value.
+            ConfigError: a value out of range, in the library's words.
+        """
+        default = DEFAULTS.get(name, ...)
+        if default is ...:
+            raise AppError(f"/set: got {name!r}, expected one of {', '.join(DEFAULTS)}")
+        settings = replace(self, **{name: default if text == NONE else _parse(name, text)})
+        settings.sampling()  # raises what the library does not take
+        settings.config("auto")
+        return settings
+
+    def sampling(self) -> d2.SamplingConfig:
+        """The library's form of how tokens are drawn."""
+        import dflash2_mlx as d2
+
+        return d2.SamplingConfig(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            lossless_mode=self.lossless_mode,
+        )
+
+    def config(self, mode: str, most_tokens: int | None = None) -> d2.GenerationConfig:
+        """The library's form of one reply; `most_tokens` is what the model's context leaves."""
+        import dflash2_mlx as d2
+
+        limit = self.max_tokens if most_tokens is None else min(self.max_tokens, most_tokens)
+        return d2.GenerationConfig(max_tokens=limit, sampling=self.sampling(), block_size=self.block_size, mode=mode)
+
+    def saved(self) -> dict[str, Any]:
+        """What differs from the defaults, for a file."""
+        return {name: value for name, value in self.listed() if value != DEFAULTS[name]}
+
+    def listed(self) -> list[tuple[str, Any]]:
+        """All names and values."""
+        return [(name, getattr(self, name)) for name in DEFAULTS]
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any]) -> ReplySettings:
+        """From a file.
+
+        Raises:
+            AppError, ConfigError: it holds what `/set` would refuse.
+        """
+        settings = cls()
+        for name, value in saved.items():
+            settings = settings.changed(name, str(value))
+        return settings
+
+    @classmethod
+    def from_config(cls, config: d2.GenerationConfig) -> ReplySettings:
+        """From the library's form, for instance of a model's configured settings."""
+        drawn = {name: getattr(config.sampling, name) for name in (*DEFAULTS, "logit_bias") if name not in _LENGTHS}
+        return cls(max_tokens=config.max_tokens, block_size=config.block_size, **drawn)
+
+    def without_effect(self, name: str, *, drafts: bool) -> str | None:
+        """Why a setting that was just given does nothing, if so."""
+        if name in ("top_p", "top_k", "min_p", "seed", "lossless_mode") and self.temperature == 0:
+            return f"{name} has no effect at temperature 0"
+        if name in ("block_size", "lossless_mode") and not drafts:
+            return f"{name} has no effect without drafting"
+        return None
+
+
+DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings) if item.name != "logit_bias"}
+_WHOLE = {"top_k", "seed", "max_tokens", "block_size"}
+_LENGTHS = {"max_tokens", "block_size"}
+_WORDS = {"lossless_mode"}
+
+
+def _parse(name: str, text: str) -> Any:
+    if name in _WORDS:
+        return text
+    try:
+        return int(text) if name in _WHOLE else float(text)
+    except ValueError:
+        kind = "an integer" if name in _WHOLE else "a number"
+        raise AppError(f"{name}: got {text!r}, expected {kind} or {NONE!r}") from None
