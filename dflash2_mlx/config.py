@@ -97,6 +97,7 @@ class DrafterConfig:
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+    sink: int = 0  # first positions that stay visible behind a sliding window; no checkpoint states it
 
     @property
     def context_window(self) -> int | None:
