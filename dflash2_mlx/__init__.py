@@ -20,17 +20,12 @@ from .errors import (
     SettingError,
     UnsupportedModelError,
 )
-from .generate import (
-    GenerationEvent,
-    GenerationResult,
-    RoundInfo,
-    collect,
-    generate,
-    new_session,
-    stream_generate,
-)
+from .generate import collect, generate, new_session, stream_generate
 from .load import Engine, load, load_drafter
-from .session import DFlash2Session, PlainSession, Session
+from .loop import Session
+from .prefix_cache import PrefixCache
+from .results import GenerationEvent, GenerationResult, RoundInfo
+from .session import DFlash2Session, PlainSession
 from .stats import GenerationStats, TokenLogprob
 
 __version__ = "0.1.0"
@@ -51,6 +46,7 @@ __all__ = [
     "LogitConstraint",
     "PairError",
     "PlainSession",
+    "PrefixCache",
     "PromptError",
     "RoundInfo",
     "SamplingConfig",

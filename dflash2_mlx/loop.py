@@ -148,6 +148,11 @@ class Session:
         """First context row that a block after a prompt of this length sees; None when nothing is drafted."""
         return None
 
+    @property
+    def needs_boundary(self) -> bool:
+        """Whether something of the memory cannot be cut back to any earlier position."""
+        return bool(self.state.recurrent) or self.state.sliding.num_layers > 0
+
     def keeps(self, prompt: list[int]) -> int:
         """Tokens of `prompt` that would not be read again."""
         return self.extent().kept(prompt, self.first_visible(len(prompt)))

@@ -36,9 +36,11 @@ class DFlash2Session(Session):
         return extent_of(self.tokens, self.position, self.state, self.context)
 
     def first_visible(self, prompt_length: int) -> int:
-        window = self.drafter.config.context_window
-        first = 0 if window is None else max(0, prompt_length - window)
-        return 0 if first <= self.drafter.config.sink else first  # no gap behind the sink
+        return self.drafter.config.first_visible(prompt_length)
+
+    @property
+    def needs_boundary(self) -> bool:
+        return super().needs_boundary or self.drafter.config.context_window is not None
 
     def _prepare(self, request: Request) -> None:
         # What is put aside at the boundary must serve any prompt that goes on from there.

@@ -41,9 +41,14 @@ class Extent:
             return 0
         return common if self._goes_back_to(common) else 0
 
-    def goes_back_to(self, position: int, first_visible: int | None) -> bool:
-        """Whether all it remembers can be cut back to `position`."""
-        return self._goes_back_to(position) and self._drafts(position, first_visible)
+    def covers(self, other: Extent) -> bool:
+        """Whether this serves every prompt that goes on from the end of `other`, and as well."""
+        length = len(other.tokens)
+        if shared_beginning(self.tokens, other.tokens) < length or not self._goes_back_to(length):
+            return False
+        if other.first_context is None or self.first_context is None:
+            return other.first_context is None
+        return length == len(self.tokens) or self.first_context <= other.first_context
 
     def _drafts(self, position: int, first_visible: int | None) -> bool:
         if first_visible is None:
@@ -69,9 +74,7 @@ def shared_beginning(mine: np.ndarray, theirs: Sequence[int] | np.ndarray) -> in
     return int(differs.argmax()) if differs.any() else length
 
 
-def extent_of(
-    tokens: Sequence[int], position: int, state: TargetState, context: DrafterContext | None
-) -> Extent:
+def extent_of(tokens: Sequence[int], position: int, state: TargetState, context: DrafterContext | None) -> Extent:
     """What a session's memory reaches."""
     sliding = state.sliding if state.sliding.num_layers else None
     return Extent(

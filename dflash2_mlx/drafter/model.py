@@ -170,9 +170,7 @@ class DraftModel(nn.Module):
         for kind in zip(config.layer_types, config.causal, strict=True):
             if kind not in masks:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
-                masks[kind] = block_mask(
-                    positions, start, length, window=window, causal=kind[1], sink=config.sink
-                )
+                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1], sink=config.sink)
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         normed = self.layers[0].input_layernorm(hidden)
