@@ -26,7 +26,7 @@ from .config import DFLASH1, DFLASH2, DrafterConfig
 from .costs import CostTable
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
-from .errors import CheckpointError, ConfigError, PairError
+from .errors import CheckpointError, ConfigError, PairError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
 from .layout import on_cpu, store_for_device
 from .runtime import owner
@@ -103,7 +103,7 @@ def load(
         raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
     if drafter is None and str(target) != MINI and (draft_window is not None or draft_sink):
         name, value = ("draft_sink", draft_sink) if draft_window is None else ("draft_window", draft_window)
-        raise ConfigError(f"{name}: got {value!r}, expected none: no drafter is given")
+        raise SettingError(f"{name}: got {value!r}, expected none: no drafter is given")
     mini = str(target) == MINI
     drafter_name: str | None
     if str(drafter) == MINI or (mini and drafter is None):

@@ -48,7 +48,7 @@ class Acceptance:
     """
 
     FIRST = 0.7  # share of the first position before anything was seen
-    WEIGHT = 2.0  # rounds that what stands in counts for
+    WEIGHT = 1.0  # rounds that what stands in counts for
     FADE = 0.94  # kept per round: about 16 rounds are remembered
 
     def __init__(self, positions: int):
@@ -57,7 +57,8 @@ class Acceptance:
 
     def forget(self) -> None:
         """Start again from what stands in."""
-        self.__init__(len(self._tried))  # type: ignore[misc]
+        self._tried = [0.0] * len(self._tried)
+        self._kept = [0.0] * len(self._kept)
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Count a round that drafted and accepted so many."""
@@ -87,9 +88,9 @@ class Adaptive:
     """
 
     BETTER = 1.03  # a change must promise this much, or noise would keep the width moving
-    STAY = 4  # rounds between two changes: the first of them is read one round late
-    TRIAL = 4  # rounds of a trial
-    FIRST_REST, LONGEST_REST = 16, 256  # rounds at width 1 before a trial
+    STAY = 3  # rounds between two changes: the first of them is read one round late
+    FIRST_REST, LONGEST_REST = 16, 256  # rounds at width 1 before the next trial
+    PROVEN = 16  # rounds of drafting after which a rest starts short again
 
     def __init__(self, costs: PassCosts, most: int):
         plain = costs.verify[1]
@@ -99,24 +100,18 @@ class Adaptive:
         # Accepting everything, a width brings as many tokens as it has rows: what costs more can never pay.
         self._usable = [w for w in widths if w > self._cost[w]]
         self._seen = Acceptance(most - 1)
-        self._rest = self.FIRST_REST
-        self._width, self._left = 1, 0  # the width in use, and the rounds before it may change
-        self._trying = False
-        if self._usable:
-            best = self._best(self._seen.shares())
-            self._begin(best)
+        self._rest = self.FIRST_REST // 2
+        self._drafted = 0  # rounds since the last rest
+        self._width = self._best(self._seen.shares())
+        self._left = self._rest if self._width == 1 else self.STAY  # rounds before the width may change
 
     def width(self) -> int:
         if not self._usable:
             return 1
-        if self._left > 0:
-            self._left -= 1
-            return self._width
-        if self._width == 1:
-            self._try()
-        else:
-            self._reconsider()
+        if self._left <= 0:
+            self._change()
         self._left -= 1
+        self._drafted += self._width > 1
         return self._width
 
     def learn(self, width: int, num_accepted: int) -> None:
@@ -130,27 +125,25 @@ class Adaptive:
     def _best(self, shares: list[float]) -> int:
         return max((1, *self._usable), key=lambda width: (self._gain(width, shares), -width))
 
-    def _begin(self, width: int) -> None:
-        self._width = width
-        self._left = self.STAY if width > 1 else self._rest
-
-    def _try(self) -> None:
-        """After a rest, draft a few rounds at the width that would pay if things went fairly well."""
-        self._seen.forget()
-        shares = self._seen.shares()
-        self._width = max(self._usable, key=lambda width: (self._gain(width, shares), -width))
-        self._left = self.TRIAL
-        self._trying = True
-
-    def _reconsider(self) -> None:
+    def _change(self) -> None:
+        if self._width == 1:
+            self._try()
+            return
         shares = self._seen.shares()
         best = self._best(shares)
         if best == 1:
-            self._rest = min(2 * self._rest, self.LONGEST_REST) if self._trying else self.FIRST_REST
-        elif self._gain(best, shares) < self.BETTER * self._gain(self._width, shares):
-            best = self._width
-        self._trying = self._trying and best == 1
-        if best == self._width:
-            self._left = 1  # look again after the next round
-        else:
-            self._begin(best)
+            self._rest = min(2 * self._rest, self.LONGEST_REST) if self._drafted < self.PROVEN else self.FIRST_REST
+            self._width, self._left, self._drafted = 1, self._rest, 0
+        elif self._gain(best, shares) > self.BETTER * self._gain(self._width, shares):
+            self._width, self._left = best, self.STAY
+
+    def _try(self) -> None:
+        """After a rest: the narrowest width that pays if things go fairly well; it widens by itself if they do."""
+        self._seen.forget()
+        shares = self._seen.shares()
+        paying = [width for width in self._usable if self._gain(width, shares) > 1.0]
+        self._width = paying[0] if paying else self._best_drafting(shares)
+        self._left = self.STAY
+
+    def _best_drafting(self, shares: list[float]) -> int:
+        return max(self._usable, key=lambda width: self._gain(width, shares))

@@ -106,6 +106,10 @@ def demo(
     """Decode a prompt plainly and with DFlash 2, and compare the two."""
     if not models.drafts:
         raise UsageError("--drafter: got none, expected the drafter that the demo compares plain decoding with")
+    if not reply.drafts:
+        raise UsageError(
+            "--verify-mode: got off, expected dflash or adaptive: the demo shows drafting beside plain decoding"
+        )
     given = None if prompt is None and prompts.messages is None else prompts.read(prompt)
     with Output() as out:
         config = _config(prompts, reply, sampling)
@@ -131,6 +135,7 @@ def _config(prompts: PromptOptions, reply: ReplyOptions, sampling: SamplingOptio
         sampling=sampling.config(),
         stop=tuple(reply.stop or ()),
         block_size=reply.block_size,
+        verify_mode=reply.verify_mode,
         chat_template=not prompts.no_chat_template,
         chat_template_kwargs=prompts.chat_template_args,
     )
@@ -292,4 +297,5 @@ def _subject(pair: Pair) -> str:
     else:
         drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
     width = pair.config.block_size or engine.block_size
-    return f"target {engine.target_name} · drafter {engine.drafter_name} · block size {width} · {drawn}"
+    shown = f"block size {width}" if pair.config.verify_mode == "dflash" else f"adaptive, at most {width} rows"
+    return f"target {engine.target_name} · drafter {engine.drafter_name} · {shown} · {drawn}"

@@ -63,6 +63,7 @@ def generate(
 ) -> None:
     """Write one reply to a prompt."""
     text = prompts.read(prompt)
+    plain = plain or not reply.drafts
     with Output(shown.output) as out:
         import dflash2_mlx as d2
 
@@ -71,6 +72,7 @@ def generate(
             sampling=sampling.config(),
             stop=tuple(reply.stop or ()),
             block_size=reply.block_size,
+            verify_mode=reply.verify_mode,
             mode="plain" if plain or models.refuses_drafter else "auto",
             logprobs=shown.logprobs,
             chat_template=not prompts.no_chat_template,
@@ -91,7 +93,13 @@ def generate(
 
 def _undrafted(models: ModelOptions, reply: ReplyOptions, drafts: bool) -> list[str]:
     """Say which options of drafting were given although nothing is drafted."""
-    given = {"--block-size": reply.block_size is not None, "--draft-bits": models.draft_bits is not None}
+    given = {
+        "--block-size": reply.block_size is not None,
+        "--verify-mode": reply.verify_mode == "adaptive",
+        "--draft-bits": models.draft_bits is not None,
+        "--draft-window": models.draft_window is not None,
+        "--draft-sink": models.draft_sink > 0,
+    }
     return [f"{name} has no effect without drafting" for name, there in given.items() if there and not drafts]
 
 

@@ -49,6 +49,7 @@ _share = number("in [0, 1]", lambda x: 0 <= x <= 1)
 _penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
 _dtypes = ("auto", "bfloat16", "float32")
 _modes = ("rejection", "coupled")
+_verify_modes = ("dflash", "adaptive", "off")
 
 Model = _model("--model", "PATH|ID", "Target: a folder or a Hub id", filled, default="the embedded mini pair")
 Drafter = _model("--drafter", "PATH|ID|none", "Drafter: a folder or a Hub id; none decodes without", filled)
@@ -56,10 +57,21 @@ DraftBits = _model("--draft-bits", "4|8", "Quantize the drafter on load", one_in
 DraftGroupSize = _model("--draft-group-size", "32|64|128", "Weights that share a scale", one_integer_of(32, 64, 128))
 TargetDtype = _model("--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes))
 
+DraftWindow = _model(
+    "--draft-window", "N", "Positions the drafter sees, at least a block", integer(1), default="the checkpoint's window"
+)
+DraftSink = _model("--draft-sink", "N", "First tokens that stay visible behind its window", integer(0))
+
 MaxTokens = _reply("--max-tokens", "N", "Most tokens in the reply", integer(1))
 Stop = _reply("--stop", "TEXT", "End the reply before this text; repeatable", filled)
 BlockSize = _reply(
     "--block-size", "N", "Rows per verify: the anchor and the proposal", integer(2), default="the drafter's own"
+)
+VerifyMode = _reply(
+    "--verify-mode",
+    "|".join(_verify_modes),
+    "dflash verifies whole blocks, adaptive as many rows as pay on this machine, off decodes plainly",
+    one_of(*_verify_modes),
 )
 
 Temperature = _sampling("--temperature", "T", "0 takes the likeliest token", number(">= 0", lambda x: x >= 0))
@@ -92,10 +104,16 @@ class ModelOptions:
     draft_bits: Annotated[int | None, DraftBits] = None
     draft_group_size: Annotated[int, DraftGroupSize] = DEFAULT_GROUP_SIZE
     target_dtype: Annotated[str, TargetDtype] = "auto"
+    draft_window: Annotated[int | None, DraftWindow] = None
+    draft_sink: Annotated[int, DraftSink] = 0
 
     def __post_init__(self) -> None:
         if self.draft_bits is not None and not self.drafts:
             raise UsageError(f"--draft-bits: got {self.draft_bits}, expected a --drafter to quantize")
+        if self.draft_window is not None and not self.drafts:
+            raise UsageError(f"--draft-window: got {self.draft_window}, expected a --drafter to narrow")
+        if self.draft_sink and not self.drafts:
+            raise UsageError(f"--draft-sink: got {self.draft_sink}, expected a --drafter that it is for")
         if self.draft_group_size != DEFAULT_GROUP_SIZE and self.draft_bits is None:
             raise UsageError(f"--draft-group-size: got {self.draft_group_size}, expected --draft-bits as well")
 
@@ -130,6 +148,8 @@ class ModelOptions:
             draft_bits=None if plain else self.draft_bits,
             draft_group_size=self.draft_group_size,
             target_dtype=self.target_dtype,
+            draft_window=None if plain else self.draft_window,
+            draft_sink=0 if plain else self.draft_sink,
         )
 
 
@@ -140,6 +160,12 @@ class ReplyOptions:
     max_tokens: Annotated[int, MaxTokens] = 512
     stop: Annotated[list[str] | None, Stop] = None
     block_size: Annotated[int | None, BlockSize] = None
+    verify_mode: Annotated[str, VerifyMode] = "dflash"
+
+    @property
+    def drafts(self) -> bool:
+        """Whether these options leave drafting on."""
+        return self.verify_mode != "off"
 
 
 @dataclass(frozen=True)
