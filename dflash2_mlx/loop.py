@@ -217,9 +217,10 @@ class Session:
         if shared is None and proposal is None:
             shared = self._chooser.shared_noise(start, 1)
         chosen, processed = self._chooser.choose(out.logits, start, proposal, shared=shared, mask=mask)
-        keep = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
+        count = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
         # Without a proposal only committed tokens are fed, so the row always stays (finish() goes back if need be).
-        self.target.commit(self.state, 1 if proposal is None else keep)
+        keep = 1 if proposal is None else count
+        self.target.commit(self.state, keep)
         self._append_context(out.taps, keep)
 
     def _queue(
@@ -303,7 +304,7 @@ class Session:
     def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
         """Prompt rows start..end-1 were read."""
 
-    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+    def _append_context(self, taps: mx.array | None, keep: int | mx.array) -> None:
         """A round's rows were verified."""
 
     def _settle(self, rows: int, kept: int, start: int) -> None:

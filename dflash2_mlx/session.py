@@ -96,7 +96,7 @@ class DFlash2Session(Session):
             noise=self._chooser.draft_noise(start, width - 1, self._shared),
         )
 
-    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+    def _append_context(self, taps: mx.array | None, keep: int | mx.array) -> None:
         assert taps is not None
         self.drafter.append_context(taps, self.context, keep)
 

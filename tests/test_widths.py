@@ -59,7 +59,9 @@ def accepted(shares: Shares, drafted: int, draw: random.Random) -> int:
     return sum(1 for _ in itertools.takewhile(lambda share: draw.random() < share, shares[:drafted]))
 
 
-def simulate(policy: WidthPolicy, table: PassCosts, shares_at: Callable[[int], Shares], rounds: int, seed: int = 1) -> Run:
+def simulate(
+    policy: WidthPolicy, table: PassCosts, shares_at: Callable[[int], Shares], rounds: int, seed: int = 1
+) -> Run:
     draw, run, unread = random.Random(seed), Run(0, 0.0, []), None
     for number in range(rounds):
         width = policy.width()

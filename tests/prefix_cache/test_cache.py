@@ -45,7 +45,9 @@ def said(rounds: Any) -> list[int]:
     return [token for tokens, _ in rounds for token in tokens]
 
 
-def assert_same(engine: d2.Engine, prompt: Sequence[int], config: d2.GenerationConfig, cached: int, **given: Any) -> Any:
+def assert_same(
+    engine: d2.Engine, prompt: Sequence[int], config: d2.GenerationConfig, cached: int, **given: Any
+) -> Any:
     """The reply with the cache is that without, and so much of the prompt was not read."""
     fresh, cold = told(engine, prompt, config)
     rounds, stats = told(engine, prompt, config, **given)
@@ -239,13 +241,16 @@ def test_threads_that_never_touched_mlx_may_hold_and_drop_a_cache(tmp_path: Path
     engine, cache = engine_of("muse_glimmer"), d2.PrefixCache(disk=tmp_path)
     told(engine, FIRST, CONFIG, prefix_cache=cache)
     cache.flush()
-    restarted, found = d2.PrefixCache(disk=tmp_path), []
-    thread = threading.Thread(target=lambda: found.append(told(engine, FIRST, CONFIG, prefix_cache=restarted)))
+    found = []
+
+    def read_back() -> None:
+        restarted = d2.PrefixCache(disk=tmp_path)
+        found.append(told(engine, FIRST, CONFIG, prefix_cache=restarted))
+        restarted.clear()
+
+    thread = threading.Thread(target=read_back)
     thread.start()
     thread.join()
     assert found[0][1].cached_tokens == N - 1
-    thread = threading.Thread(target=restarted.clear)
-    thread.start()
-    thread.join()
-    del restarted, cache
+    del cache
     assert owner().call(lambda: mx.ones((2,)).sum().item()) == 2.0

@@ -35,7 +35,7 @@ def frozen(first: int = 0, *, length: int = 6, floats: int = 8) -> FrozenSnapsho
 
 
 def find(store: DiskStore, first: int = 0) -> tuple[int, list[float]] | None:
-    found = store.find("models", list(range(first, first + 6)) + [99], None, 0)
+    found = store.find("models", [*range(first, first + 6), 99], None, 0)
     if found is None:
         return None
     read = store.read(found[0])
@@ -103,7 +103,10 @@ LAYOUT = {"position": 6, "full": [1, 0, None, 0], "sliding": [0, 0, None, 0], "r
         (lambda path: edit(path, layout="{"), "damaged header"),
         (lambda path: edit(path, layout=json.dumps(LAYOUT)), "damaged header"),
         (lambda path: edit(path, layout=json.dumps({**LAYOUT, "context_floor": "x"})), "made of counts"),
-        (lambda path: edit(path, layout=json.dumps({**LAYOUT, "context_floor": None, "position": 5})), "6 tokens for 5"),
+        (
+            lambda path: edit(path, layout=json.dumps({**LAYOUT, "context_floor": None, "position": 5})),
+            "6 tokens for 5",
+        ),
         (lambda path: edit(path, crc32="x"), "damaged header"),
     ],
     ids=["short", "flipped", "empty", "text", "version", "no json", "key gone", "no count", "position", "checksum"],
