@@ -163,7 +163,7 @@ def by_the_draw(start: mx.array, proposal: Proposal) -> mx.array:
     """Cheating: look at d_1, and do not verify it if it was an unlikely one."""
     assert proposal.q is not None
     drawn = proposal.candidates == proposal.tokens[..., None]
-    return mx.where(drawn, proposal.q, 0.0).sum(axis=-1)[:, 0] < 0.4
+    return mx.where(drawn, proposal.q, 0.0).sum(axis=-1)[:, 0] < 0.2
 
 
 def test_a_policy_that_looks_at_the_draw_is_noticed_and_one_that_does_not_is_fine():
