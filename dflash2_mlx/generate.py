@@ -68,7 +68,7 @@ def stream_generate(
         prompt,
         chat_template=config.chat_template,
         template_kwargs=config.chat_template_kwargs,
-        find_boundary=prefix_cache is not None,
+        find_boundaries=prefix_cache is not None,
     )
     reply = _Reply(engine, rendered, config, session, constraint, prefix_cache)
     return _read_events(reply)
@@ -199,7 +199,8 @@ class _Reply:
         self.session = session
         self.prefix_cache = prefix_cache
         self._prepared: Prepared | None = None
-        self._boundary = rendered.boundary or len(rendered.ids) - 1
+        boundaries = rendered.boundaries or (len(rendered.ids) - 1,)
+        self._boundaries = tuple(boundary for boundary in boundaries if 0 < boundary < len(rendered.ids))
         self.text = TextStream(engine.tokenizer, config.stop)
         self.events: queue.Queue[GenerationEvent | BaseException] = queue.Queue()
         self._began = 0.0
@@ -280,7 +281,7 @@ class _Reply:
             self.events.put(
                 GenerationEvent("", (), self.stats.copy(), prefilled=result.done, prompt_tokens=result.total)
             )
-            if result.done == self.request.boundary:
+            if result.done in self.request.boundaries:
                 self._keep_prefix(self.session)
             return True
         self._pass_on(self.session, result)
@@ -295,8 +296,8 @@ class _Reply:
             self.prefix_cache.adopt(self.engine.fingerprint, session, self.request.prompt, self._prepared)
             self._prepared = None
             self._tell_of_cache()
-            if session.needs_boundary and 0 < self._boundary < len(self.request.prompt):
-                self.request = replace(self.request, boundary=self._boundary)
+            if session.needs_boundary:
+                self.request = replace(self.request, boundaries=self._boundaries)
         session.begin(self.request)
         self.stats.cached_tokens = session.cached_tokens
 

@@ -99,12 +99,9 @@ def load(
     """
     if target_dtype not in _DTYPES:
         raise ConfigError(f"target_dtype: got {target_dtype!r}, expected auto, bfloat16 or float32")
-    if draft_bits is not None and drafter is None and str(target) != MINI:
-        raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
-    if drafter is None and str(target) != MINI and (draft_window is not None or draft_sink):
-        name, value = ("draft_sink", draft_sink) if draft_window is None else ("draft_window", draft_window)
-        raise SettingError(f"{name}: got {value!r}, expected none: no drafter is given")
     mini = str(target) == MINI
+    if drafter is None and not mini:
+        _refuse(draft_bits=draft_bits, draft_window=draft_window, draft_sink=draft_sink or None)
     drafter_name: str | None
     if str(drafter) == MINI or (mini and drafter is None):
         drafter, drafter_name = _MINI_FOLDER / "drafter", MINI
@@ -148,6 +145,13 @@ def load(
             (target_dtype, draft_bits, draft_group_size, draft_window, draft_sink, str(mx.default_device())),
         ),
     )
+
+
+def _refuse(**settings: object) -> None:
+    """Settings of a drafter that is not there."""
+    for name, value in settings.items():
+        if value is not None:
+            raise SettingError(f"{name}: got {value!r}, expected none: no drafter is given")
 
 
 def _checked_drafter(

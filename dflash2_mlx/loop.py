@@ -122,7 +122,7 @@ class Session:
         Raises:
             RuntimeError: while a reply is being made; packed, between two prompt chunks, is allowed.
         """
-        if self._pending or (self.busy and not packed):
+        if self._pending or (self.busy and (not packed or self._generated)):
             raise RuntimeError("snapshot: got a running reply, expected a finished one")
         tokens = self.tokens[: self.position] if self.busy else list(self.tokens)
         if not packed:
@@ -176,8 +176,7 @@ class Session:
     def _prefill_chunk(self, request: Request) -> None:
         start = self.position
         end = min(start + request.prefill_chunk, len(request.prompt))
-        if request.boundary is not None and start < request.boundary:
-            end = min(end, request.boundary)
+        end = min([end, *(boundary for boundary in request.boundaries if boundary > start)])
         ids = request.prompt[start:end]
         out = self.target.forward(
             mx.array([ids], dtype=mx.int32), self.state, taps=self._prefill_taps(end), last_only=True

@@ -22,7 +22,7 @@ class Request:
     """One reply to produce.
 
     `seed` is used only when `sampling` is not greedy. `width` is that of every round, or the most that `policy` may
-    ask for. `boundary` is a prompt position at which a chunk must end, so that a snapshot can be taken there.
+    ask for. `boundaries` are prompt positions at which a chunk must end, so that a snapshot can be taken there.
     """
 
     prompt: list[int]
@@ -35,7 +35,7 @@ class Request:
     prefill_chunk: int = 512
     constraint: LogitConstraint | None = None
     policy: WidthPolicy | None = None
-    boundary: int | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

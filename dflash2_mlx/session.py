@@ -43,9 +43,9 @@ class DFlash2Session(Session):
         return super().needs_boundary or self.drafter.config.context_window is not None
 
     def _prepare(self, request: Request) -> None:
-        # What is put aside at the boundary must serve any prompt that goes on from there.
-        shortest = len(request.prompt) if request.boundary is None else request.boundary + 1
-        self._first_row = self.first_visible(shortest)
+        # What is put aside at a boundary must serve any prompt that goes on from there.
+        ahead = [boundary + 1 for boundary in request.boundaries if boundary > self.position]
+        self._first_row = self.first_visible(min([len(request.prompt), *ahead]))
         if self._first_row < self.position and self.context.buffers.first_whole > self._first_row:
             self._first_row = self.first_visible(len(request.prompt))  # rows kept for a longer prompt: enough for this
         if self._first_row and self._first_row >= self.position:  # rows up to there will never be seen: leave a gap

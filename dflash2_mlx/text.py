@@ -8,7 +8,7 @@ character or inside what may become a stop string.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jinja2
@@ -35,13 +35,13 @@ class Tokenizer(Protocol):
 class RenderedPrompt:
     """Token ids, and what the user should know about how they came to be.
 
-    `boundary` is how many tokens a later turn of the conversation will begin with for certain: those before what the
-    chat template adds to have the reply begin (which it may leave out, or write differently, once there is a reply).
+    `boundaries` are lengths at which other prompts will part from this one: after the system prompt, and before what
+    the chat template adds to have the reply begin (which it may leave out, or write differently, once there is one).
     """
 
     ids: list[int]
     notices: list[str]
-    boundary: int | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 def render_prompt(
@@ -50,7 +50,7 @@ def render_prompt(
     *,
     chat_template: bool = True,
     template_kwargs: Mapping[str, Any] | None = None,
-    find_boundary: bool = False,
+    find_boundaries: bool = False,
 ) -> RenderedPrompt:
     """Turn text, chat messages or token ids into token ids.
 
@@ -58,7 +58,7 @@ def render_prompt(
         prompt: a string (one user message when there is a chat template), messages with `role` and `content`, or ids.
         chat_template: False feeds a string as it is.
         template_kwargs: passed to the chat template (`enable_thinking`, ...).
-        find_boundary: also find `boundary`, where a chat template is used; renders the messages twice.
+        find_boundaries: also find `boundaries`, where a chat template is used; renders the messages again for each.
     Raises:
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
@@ -87,22 +87,23 @@ def render_prompt(
         raise PromptError(
             f"messages: got what the chat template refuses ({line}), expected other roles or content"
         ) from None
-    rendered = RenderedPrompt(_not_empty(list(ids)), [])
-    return (
-        replace(rendered, boundary=_boundary(tokenizer, messages, template_kwargs, ids)) if find_boundary else rendered
-    )
+    boundaries = _boundaries(tokenizer, messages, template_kwargs, ids) if find_boundaries else ()
+    return RenderedPrompt(_not_empty(list(ids)), [], boundaries)
 
 
-def _boundary(
+def _boundaries(
     tokenizer: Any, messages: list[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None, ids: Sequence[int]
-) -> int | None:
-    """Tokens the messages alone and the whole prompt have in common."""
-    try:
-        alone = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **(template_kwargs or {}))
-    except _TEMPLATE_ERRORS:
-        return None  # a template may insist on a reply; the prompt itself was rendered
-    pairs = zip(alone, ids, strict=False)
-    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(alone), len(ids)))
+) -> tuple[int, ...]:
+    """Tokens that the whole prompt has in common with the system prompt alone, and with the messages alone."""
+    found = set()
+    for part in ([messages[:1]] if messages[0]["role"] == "system" else []) + [messages]:
+        try:
+            alone = tokenizer.apply_chat_template(part, add_generation_prompt=False, **(template_kwargs or {}))
+        except _TEMPLATE_ERRORS:
+            continue  # a template may insist on a question; the prompt itself was rendered
+        pairs = zip(alone, ids, strict=False)
+        found.add(next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(alone), len(ids))))
+    return tuple(sorted(found - {0}))
 
 
 def _refuse_template_kwargs(template_kwargs: Mapping[str, Any] | None) -> None:

@@ -91,7 +91,16 @@ def test_signatures_are_those_of_the_contract():
     def parameters(function: object) -> list[str]:
         return list(inspect.signature(function).parameters)
 
-    assert parameters(d2.load) == ["target", "drafter", "draft_bits", "draft_group_size", "target_dtype"]
+    assert parameters(d2.load) == [
+        "target",
+        "drafter",
+        "draft_bits",
+        "draft_group_size",
+        "target_dtype",
+        "draft_window",
+        "draft_sink",
+    ]
+    assert parameters(d2.PrefixCache) == ["max_entries", "max_bytes", "disk", "disk_max_bytes"]
     assert parameters(d2.load_drafter) == ["path", "draft_bits", "draft_group_size", "dtype"]
     assert (
         parameters(d2.stream_generate)
@@ -102,6 +111,7 @@ def test_signatures_are_those_of_the_contract():
             "config",
             "session",
             "constraint",
+            "prefix_cache",
         ]
     )
     assert parameters(d2.compare_runs) == ["engine", "prompt", "config", "plain", "dflash2"]
@@ -123,6 +133,7 @@ def test_signatures_are_those_of_the_contract():
         "stop",
         "stop_token_ids",
         "block_size",
+        "verify_mode",
         "mode",
         "logprobs",
         "chat_template",

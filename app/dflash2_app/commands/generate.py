@@ -152,5 +152,8 @@ def summary(stats: d2.GenerationStats) -> str:
         parts.insert(1, f"{stats.tokens_per_second:.1f} tokens/s")
     if stats.mode == "dflash2" and stats.acceptance_length is not None:
         parts.append(f"acceptance length {stats.acceptance_length:.2f} of {stats.block_size}")
+    if stats.verify_mode == "adaptive":
+        widths = (f"{rows} × {count}" for rows, count in sorted(stats.rounds_by_width.items()))
+        parts.append(f"rows × rounds: {', '.join(widths)}")
     reason = f" ({stats.fallback_reason})" if stats.fallback_reason else ""
     return " · ".join([*parts, f"{stats.mode}{reason}"])
