@@ -74,13 +74,18 @@ class DiskStore:
             os.utime(header.path)  # the least recently used goes first
         except (CheckpointError, OSError, LookupError) as error:
             self._note(f"prefix cache: {header.path.name} was skipped ({error})")
+            with self._lock:  # not found again, and written anew when there is something to write
+                if header.path in self._known:
+                    self._known[header.path] = (self._known[header.path][0], None)
             return None
         return frozen
 
     def write(self, fingerprint: str, frozen: FrozenSnapshot) -> None:
         """Have a snapshot written by and by; one more than may wait is left out, with a note."""
         path = self._path(fingerprint, frozen.tokens, frozen.layout.context is not None)
-        if not path.exists():
+        with self._lock:
+            _, header = self._known.get(path, ((0, 0), None))
+        if header is None or not path.exists():
             self._writer.put((path, fingerprint, frozen))
 
     def remove(self, fingerprint: str, tokens: np.ndarray, drafts: bool) -> None:

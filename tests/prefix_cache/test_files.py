@@ -116,7 +116,11 @@ def test_a_damaged_file_is_skipped_with_a_note(tmp_path: Path, store: DiskStore,
     store.flush()
     damage(only_file(tmp_path))
     assert find(store) is None
+    assert find(store) is None
     assert len(notes) == 1 and reason in notes[0] and only_file(tmp_path).name in notes[0]
+    store.write("models", frozen())
+    store.flush()
+    assert find(store) is not None, "a damaged file was never replaced"
     store.write("models", frozen(50))
     store.flush()
     assert find(store, 50) is not None  # the others are served
