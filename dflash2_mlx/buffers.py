@@ -82,8 +82,8 @@ class RowBuffers:
         drop = min(self._droppable(end), max(0, end - self.base - self.sink))
         twin.base, twin.capacity = self.base + drop, max(0, end - self.base - drop)
         if self.keys:
-            twin.keys = [_copied(_moved(rows, drop, twin.capacity, self.sink)) for rows in self.keys]
-            twin.values = [_copied(_moved(rows, drop, twin.capacity, self.sink)) for rows in self.values]
+            twin.keys = [own_copy(_moved(rows, drop, twin.capacity, self.sink)) for rows in self.keys]
+            twin.values = [own_copy(_moved(rows, drop, twin.capacity, self.sink)) for rows in self.values]
         return twin
 
     @property
@@ -212,11 +212,10 @@ def _put_rows(buffer: mx.array, rows: mx.array, at: mx.array) -> mx.array:
     return mx.put_along_axis(buffer, mx.broadcast_to(index[:, None, :, None], rows.shape), rows, axis=2)
 
 
-def _copied(rows: mx.array) -> mx.array:
-    """The same rows in memory of their own; a slice, even a contiguous one, may keep the whole buffer alive."""
-    if rows.size == 0:
-        return mx.zeros(rows.shape, dtype=rows.dtype)
-    return mx.slice_update(mx.zeros(rows.shape, dtype=rows.dtype), rows, mx.array([0]), axes=(2,))
+def own_copy(array: mx.array) -> mx.array:
+    """The same numbers in memory of their own; a slice, even a contiguous one, may keep all it is a part of alive."""
+    empty = mx.zeros(array.shape, dtype=array.dtype)
+    return mx.slice_update(empty, array, mx.array([0]), axes=(0,)) if array.size else empty
 
 
 def _moved(rows: mx.array, drop: int, capacity: int, sink: int = 0) -> mx.array:

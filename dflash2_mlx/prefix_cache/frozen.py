@@ -101,7 +101,7 @@ def freeze(snapshot: SessionSnapshot) -> FrozenSnapshot:
         arrays |= {f"recurrent.{number}.conv": layer.conv, f"recurrent.{number}.state": layer.recurrent}
     if context is not None:
         arrays |= _buffer_arrays("context", context.buffers)
-    bits = {name: array.view(_DTYPES[array.dtype][1]) for name, array in arrays.items()}
+    bits = {name: mx.contiguous(array).view(_DTYPES[array.dtype][1]) for name, array in arrays.items()}
     mx.eval(list(bits.values()))
     tensors = {
         name: HostTensor(_DTYPES[arrays[name].dtype][0], tuple(array.shape), _bytes_of(array))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..buffers import RowBuffers
+from ..buffers import RowBuffers, own_copy
 from .gated_delta import GatedDeltaState, GatedDeltaTape
 
 REMEMBERED_PASSES = 2  # the round being read and the one in flight
@@ -121,7 +121,10 @@ class TargetState:
 
     def packed(self) -> TargetState:
         """As `copy`, but of memory of its own and without spare room; nothing may be in flight."""
-        return self._twin(self.full.packed(self.floor), self.sliding.packed(self.floor))
+        twin = self._twin(self.full.packed(self.floor), self.sliding.packed(self.floor))
+        # A convolution window may be a slice of all rows of a prompt chunk; recurrent states are never written to.
+        twin.recurrent = [s if s is None else GatedDeltaState(own_copy(s.conv), s.recurrent) for s in self.recurrent]
+        return twin
 
     def _twin(self, full: RowBuffers, sliding: RowBuffers) -> TargetState:
         twin = TargetState(self.batch)
