@@ -26,18 +26,13 @@ from .errors import (
     TrainingError,
     UnsupportedModelError,
 )
-from .generate import (
-    GenerationEvent,
-    GenerationResult,
-    RoundInfo,
-    collect,
-    generate,
-    new_session,
-    stream_generate,
-)
+from .generate import collect, generate, new_session, stream_generate
 from .load import Engine, check_pair, check_pairing, load, load_drafter, load_precision
+from .loop import Session
 from .memory import MemoryEstimate, Precision, memory_estimate
-from .session import DFlash2Session, PlainSession, Session
+from .prefix_cache import PrefixCache
+from .results import GenerationEvent, GenerationResult, RoundInfo
+from .session import DFlash2Session, PlainSession
 from .stats import GenerationStats, TokenLogprob
 
 __version__ = "0.1.0"
@@ -64,6 +59,7 @@ __all__ = [
     "PairError",
     "PlainSession",
     "Precision",
+    "PrefixCache",
     "PromptError",
     "RoundInfo",
     "SamplingConfig",

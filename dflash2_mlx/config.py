@@ -97,6 +97,7 @@ class DrafterConfig:
     final_logit_softcapping: float | None = None
     input_embedding_scale: float = 1.0
     quantization: Mapping[str, Any] | None = field(default=None, hash=False)
+    sink: int = 0  # first positions that stay visible behind a sliding window; no checkpoint states it
 
     @property
     def context_window(self) -> int | None:
@@ -104,6 +105,12 @@ class DrafterConfig:
         if self.sliding_window is None or "full_attention" in self.layer_types:
             return None
         return self.sliding_window - 1
+
+    def first_visible(self, prompt_length: int) -> int:
+        """First context row that a block after a prompt of this length sees, besides the sink."""
+        window = self.context_window
+        first = 0 if window is None else max(0, prompt_length - window)
+        return 0 if first <= self.sink else first  # no gap behind the sink
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], *, num_target_layers: int | None = None) -> DrafterConfig:
@@ -325,6 +332,7 @@ def default_target_layer_ids(num_target_layers: int, num_layers: int) -> tuple[i
     return tuple(round(1 + i * step) for i in range(num_layers))
 
 
+VERIFY_MODES = ("dflash", "adaptive", "off")
 GREEDY_TEMPERATURE = 1e-5  # below this, sampling is greedy (spec D-8)
 
 
@@ -395,6 +403,8 @@ class GenerationConfig:
     """One reply: its length, its sampling, where it stops and how it is drafted.
 
     `block_size` is the verify width (rows per round); None means the checkpoint's own.
+    `verify_mode`: "dflash" verifies that many rows in every round, "adaptive" at most that many, by measured gain (see
+    `widths.py`), "off" decodes plainly.
     `logprobs`: None for none, 0 for the emitted tokens', k for the k best alternatives as well.
     """
 
@@ -403,6 +413,7 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] | None = None
     block_size: int | None = None
+    verify_mode: str = "dflash"
     mode: str = "auto"
     logprobs: int | None = None
     chat_template: bool = True
@@ -423,6 +434,10 @@ class GenerationConfig:
             _integer("block_size", self.block_size, 2)
         if self.mode not in ("auto", "plain", "dflash2"):
             raise _fail("mode", self.mode, "'auto', 'plain' or 'dflash2'")
+        if self.verify_mode not in VERIFY_MODES:
+            raise _fail("verify_mode", self.verify_mode, "'dflash', 'adaptive' or 'off'")
+        if self.verify_mode == "off" and self.mode == "dflash2":
+            raise _fail("verify_mode", "off", "'dflash' or 'adaptive': mode 'dflash2' was asked for")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, 20)
         if not isinstance(self.chat_template, bool):

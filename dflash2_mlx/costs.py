@@ -39,6 +39,27 @@ class PassCosts:
     draft: dict[int, float]
 
 
+class CostTable:
+    """Costs of one pair on this machine, measured when they are first asked for.
+
+    Args:
+        costs: what is known already.
+    """
+
+    def __init__(self, costs: PassCosts | None = None):
+        self._costs = costs
+
+    @property
+    def known(self) -> bool:
+        return self._costs is not None
+
+    def costs(self, target: Target, drafter: DraftModel) -> PassCosts:
+        """Costs of plain passes and of every width up to the drafter's block size."""
+        if self._costs is None:
+            self._costs = measure_costs(target, drafter, range(1, drafter.config.block_size + 1))
+        return self._costs
+
+
 @dataclass(frozen=True)
 class WidthGain:
     """What a width is expected to bring; `speedup` is over plain decoding, 1.0 for width 1."""

@@ -10,8 +10,7 @@ import queue
 import secrets
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -20,87 +19,20 @@ from .constraints import LogitConstraint
 from .errors import ConfigError, PromptError, SettingError
 from .kernels._dispatch import dispatcher
 from .load import Engine
+from .prefix_cache import PrefixCache, Prepared
+from .results import GenerationEvent, GenerationResult, RoundInfo
+from .rounds import Request
 from .runtime import owner
-from .session import DFlash2Session, PlainSession, Request, Session
+from .session import DFlash2Session, PlainSession, Session
 from .stats import GenerationStats, PrefillProgress, RoundResult, TokenLogprob
 from .text import Prompt, RenderedPrompt, TextStream, render_prompt
+from .widths import Adaptive
 
 _AHEAD = 64  # events a reply may be ahead of its reader
 
 PLAIN, DFLASH2 = "plain", "dflash2"
 NO_DRAFTER = "no drafter given"
-
-
-@dataclass(frozen=True)
-class RoundInfo:
-    """One round, for display: `committed` tokens, the last of them the bonus when committed > num_accepted.
-
-    A stop token is among the committed ones; what came after a stop string is not.
-    """
-
-    num_accepted: int
-    width: int
-    committed: int
-    proposal: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GenerationEvent:
-    """One piece of a reply.
-
-    `token_ids` were committed by this event (a stop token is left out); `text` is what became certain, which
-    may lag behind the tokens. While the prompt is read, only `prefilled` of `prompt_tokens` changes. The last
-    event carries the finish reason: "stop", "length" or "cancelled". `stats` are the numbers as of this event.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    stats: GenerationStats
-    finish_reason: str | None = None
-    round: RoundInfo | None = None
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prefilled: int = 0
-    prompt_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """A whole reply."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stats: GenerationStats
-    model: str
-    drafter: str | None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of `generate --json`."""
-        stats = self.stats
-        return {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "prompt_tokens": stats.prompt_tokens,
-            "generated_tokens": stats.generated_tokens,
-            "mode": stats.mode,
-            "fallback_reason": stats.fallback_reason,
-            "notices": stats.notices,
-            "rounds": stats.rounds,
-            "drafted_tokens": stats.drafted_tokens,
-            "accepted_tokens": stats.accepted_tokens,
-            "acceptance_length": stats.acceptance_length,
-            "acceptance_by_position": stats.acceptance_by_position,
-            "block_size": stats.block_size,
-            "prefill_s": stats.prefill_s,
-            "decode_s": stats.decode_s,
-            "tokens_per_second": stats.tokens_per_second,
-            "peak_memory_bytes": stats.peak_memory_bytes,
-            "model": self.model,
-            "drafter": self.drafter,
-            "seed": stats.seed,
-        }
+OFF = "verify_mode is off"
 
 
 def new_session(engine: Engine, config: GenerationConfig | None = None) -> Session:
@@ -116,6 +48,7 @@ def stream_generate(
     *,
     session: Session | None = None,
     constraint: LogitConstraint | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> Generator[GenerationEvent, None, None]:
     """Reply to a prompt, piece by piece.
 
@@ -123,6 +56,7 @@ def stream_generate(
         prompt: text, chat messages or token ids, see `render_prompt`.
         session: from `new_session`, to go on with an earlier conversation.
         constraint: restricts the next token; its rounds wait for the host.
+        prefix_cache: what earlier replies read and need not be read again; this reply adds to it.
     Raises:
         ConfigError, PromptError: before anything runs.
 
@@ -130,9 +64,13 @@ def stream_generate(
     """
     config = config or GenerationConfig()
     rendered = render_prompt(
-        engine.tokenizer, prompt, chat_template=config.chat_template, template_kwargs=config.chat_template_kwargs
+        engine.tokenizer,
+        prompt,
+        chat_template=config.chat_template,
+        template_kwargs=config.chat_template_kwargs,
+        find_boundaries=prefix_cache is not None,
     )
-    reply = _Reply(engine, rendered, config, session, constraint)
+    reply = _Reply(engine, rendered, config, session, constraint, prefix_cache)
     return _read_events(reply)
 
 
@@ -143,9 +81,10 @@ def generate(
     *,
     session: Session | None = None,
     constraint: LogitConstraint | None = None,
+    prefix_cache: PrefixCache | None = None,
 ) -> GenerationResult:
     """Reply to a prompt and return it whole; arguments as in `stream_generate`."""
-    events = stream_generate(engine, prompt, config, session=session, constraint=constraint)
+    events = stream_generate(engine, prompt, config, session=session, constraint=constraint, prefix_cache=prefix_cache)
     return collect(engine, events)
 
 
@@ -172,7 +111,7 @@ def collect(engine: Engine, events: Iterator[GenerationEvent]) -> GenerationResu
 def _mode(engine: Engine, config: GenerationConfig) -> str:
     if config.mode == DFLASH2 and engine.drafter is None:
         raise SettingError("mode: got 'dflash2', expected 'plain' or 'auto': the engine has no drafter")
-    if config.mode == PLAIN or engine.drafter is None:
+    if config.mode == PLAIN or engine.drafter is None or config.verify_mode == "off":
         return PLAIN
     return DFLASH2
 
@@ -201,6 +140,13 @@ def _width(engine: Engine, config: GenerationConfig) -> int:
     return width
 
 
+def _fallback_reason(engine: Engine, config: GenerationConfig, mode: str) -> str | None:
+    """Why nothing is drafted although the caller left the choice open."""
+    if config.mode != "auto" or mode == DFLASH2:
+        return None
+    return NO_DRAFTER if engine.drafter is None else OFF
+
+
 class _Reply:
     """One reply in the making: a job of the owner thread, read by another thread."""
 
@@ -211,6 +157,7 @@ class _Reply:
         config: GenerationConfig,
         session: Session | None,
         constraint: LogitConstraint | None,
+        prefix_cache: PrefixCache | None,
     ):
         mode = _mode(engine, config)
         if session is not None:
@@ -221,7 +168,8 @@ class _Reply:
         self.stats = GenerationStats(
             mode=mode,
             block_size=_width(engine, config) if mode == DFLASH2 else None,
-            fallback_reason=NO_DRAFTER if config.mode == "auto" and mode == PLAIN else None,
+            fallback_reason=_fallback_reason(engine, config, mode),
+            verify_mode=config.verify_mode if mode == DFLASH2 else None,
             notices=[*rendered.notices, *(dispatcher().notes() if mode == DFLASH2 else ())],
             prompt_tokens=len(rendered.ids),
             seed=None if sampling.greedy else seed,
@@ -249,6 +197,10 @@ class _Reply:
         )
         self.engine = engine
         self.session = session
+        self.prefix_cache = prefix_cache
+        self._prepared: Prepared | None = None
+        boundaries = rendered.boundaries or (len(rendered.ids) - 1,)
+        self._boundaries = tuple(boundary for boundary in boundaries if 0 < boundary < len(rendered.ids))
         self.text = TextStream(engine.tokenizer, config.stop)
         self.events: queue.Queue[GenerationEvent | BaseException] = queue.Queue()
         self._began = 0.0
@@ -274,6 +226,14 @@ class _Reply:
         if len(ids) >= limit:
             raise PromptError(f"prompt: got {len(ids)} tokens, expected fewer than the model's context of {limit}")
         self._max_tokens = min(config.max_tokens, limit - len(ids))
+
+    def prepare(self) -> None:
+        """Before the reply runs, in the caller's thread: what has to wait for the disk."""
+        if self.prefix_cache is not None:
+            ids, first_visible = self.request.prompt, None
+            if self.stats.mode == DFLASH2 and self.engine.drafter is not None:
+                first_visible = self.engine.drafter.config.first_visible(len(ids))
+            self._prepared = self.prefix_cache.prepare(self.engine.fingerprint, ids, first_visible)
 
     # On the owner thread.
 
@@ -314,19 +274,54 @@ class _Reply:
             if self.session.busy:
                 self.session = None  # it belongs to the other reply: leave it alone
                 raise ConfigError("session: got one with a running reply, expected a finished one")
-            self._began = time.perf_counter()
-            mx.reset_peak_memory()
-            self.session.begin(self.request)
-            self.stats.cached_tokens = self.session.cached_tokens
+            self._begin(self.session)
         result = self.session.step()
         assert result is not None
         if isinstance(result, PrefillProgress):
             self.events.put(
                 GenerationEvent("", (), self.stats.copy(), prefilled=result.done, prompt_tokens=result.total)
             )
+            if result.done in self.request.boundaries:
+                self._keep_prefix(self.session)
             return True
         self._pass_on(self.session, result)
         return not self._closed
+
+    def _begin(self, session: Session) -> None:
+        if self.stats.verify_mode == "adaptive":
+            self.request = replace(self.request, policy=self._adaptive_widths())
+        self._began = time.perf_counter()
+        mx.reset_peak_memory()
+        if self.prefix_cache is not None:
+            self.prefix_cache.adopt(self.engine.fingerprint, session, self.request.prompt, self._prepared)
+            self._prepared = None
+            self._tell_of_cache()
+            if session.needs_boundary:
+                self.request = replace(self.request, boundaries=self._boundaries)
+        session.begin(self.request)
+        self.stats.cached_tokens = session.cached_tokens
+
+    def _adaptive_widths(self) -> Adaptive:
+        engine = self.engine
+        assert engine.drafter is not None
+        began, known = time.perf_counter(), engine.costs.known
+        costs = engine.costs.costs(engine.target, engine.drafter)
+        if not known:
+            spent = time.perf_counter() - began
+            self.stats.notices.append(
+                f"verify_mode adaptive: the costs of passes were measured first, in {spent:.1f} s"
+            )
+        return Adaptive(costs, self.request.width)
+
+    def _tell_of_cache(self) -> None:
+        """Pass on what the cache skipped or could not do."""
+        if self.prefix_cache is not None:
+            self.stats.notices.extend(self.prefix_cache.take_notes())
+
+    def _keep_prefix(self, session: Session) -> None:
+        """Put the session's memory aside."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.store(self.engine.fingerprint, session)
 
     def _pass_on(self, session: Session, result: RoundResult) -> None:
         tokens, counted = list(result.tokens), result
@@ -345,6 +340,7 @@ class _Reply:
             pieces.append(self.text.finish())
             session.finish()
             self._closed = True
+            self._tell_of_cache()
         self._count(counted)
         info = None
         if not result.first:
@@ -361,6 +357,8 @@ class _Reply:
                 prompt_tokens=self.stats.prompt_tokens,
             )
         )
+        if reason is not None:
+            self._keep_prefix(session)
 
     def _count(self, result: RoundResult) -> None:
         now = time.perf_counter()
@@ -374,6 +372,7 @@ class _Reply:
 
 def _read_events(reply: _Reply) -> Generator[GenerationEvent, None, None]:
     """Hand out events in the caller's thread; runs the reply only once the first one is asked for."""
+    reply.prepare()
     owner().submit(reply)
     try:
         while True:

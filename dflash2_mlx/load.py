@@ -23,8 +23,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from .config import DFLASH1, DFLASH2, DrafterConfig
+from .costs import CostTable
 from .drafter.model import DraftModel
-from .errors import CheckpointError, ConfigError, PairError
+from .drafter.window import narrow_view
+from .errors import CheckpointError, ConfigError, PairError, SettingError
+from .fingerprint import fingerprint, unique_fingerprint
 from .layout import on_cpu, store_for_device
 from .memory import Precision
 from .runtime import owner
@@ -47,7 +50,8 @@ class Engine:
     """Loaded weights and tokenizer; never changed, shared by any number of sessions.
 
     `row_cost_note` is set where this back-end makes a row cost about the same alone or in a block, so that
-    acceptance can be read but speed cannot. `target_config` is the target's parsed `config.json`.
+    acceptance can be read but speed cannot. `target_config` is the target's parsed `config.json`. `fingerprint` is
+    the same for the same files loaded in the same way. `costs` are measured when something first asks for them.
     """
 
     target: Target
@@ -58,6 +62,8 @@ class Engine:
     stop_token_ids: frozenset[int]
     row_cost_note: str | None = None
     target_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    fingerprint: str = field(default_factory=unique_fingerprint, repr=False)
+    costs: CostTable = field(default_factory=CostTable, repr=False, compare=False)
 
     @property
     def block_size(self) -> int | None:
@@ -77,6 +83,8 @@ def load(
     draft_group_size: int = 64,
     target_dtype: str = "auto",
     drafter_dtype: str = "auto",
+    draft_window: int | None = None,
+    draft_sink: int = 0,
 ) -> Engine:
     """Load a target and, if named, its drafter.
 
@@ -89,14 +97,16 @@ def load(
             which is several times faster there); "bfloat16" casts; "float32" dequantizes.
         drafter_dtype: activations of the drafter, and its weights where they are not quantized: "auto" is bfloat16,
             but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
+        draft_window: positions the drafter sees, block_size up to the checkpoint's window; None keeps that.
+        draft_sink: first positions of the sequence that it sees besides, at most as many as its window.
     Raises:
         CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
     """
     _check_dtype("target_dtype", target_dtype)
     _check_dtype("drafter_dtype", drafter_dtype)
-    if draft_bits is not None and drafter is None and str(target) != MINI:
-        raise ConfigError(f"draft_bits: got {draft_bits!r}, expected none: no drafter is given")
     mini = str(target) == MINI
+    if drafter is None and not mini:
+        _refuse(draft_bits=draft_bits, draft_window=draft_window, draft_sink=draft_sink or None)
     drafter_name: str | None
     if str(drafter) == MINI or (mini and drafter is None):
         drafter, drafter_name = _MINI_FOLDER / "drafter", MINI
@@ -106,7 +116,10 @@ def load(
 
     config = read_config(find_config(source))
     check_target_config(config)
-    draft_files = None if drafter is None else _checked_drafter(drafter, config, draft_bits, draft_group_size)
+    draft_files = None
+    if drafter is not None:
+        draft_folder, draft_config = _checked_drafter(drafter, config, draft_bits, draft_group_size)
+        draft_files = draft_folder, narrow_view(draft_config, draft_window, draft_sink)
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
@@ -135,6 +148,18 @@ def load(
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
         target_config=config,
+        fingerprint=fingerprint(
+            [folder, *([] if draft_files is None else [draft_files[0]])],
+            (
+                target_dtype,
+                drafter_dtype,
+                draft_bits,
+                draft_group_size,
+                draft_window,
+                draft_sink,
+                str(mx.default_device()),
+            ),
+        ),
     )
 
 
@@ -161,6 +186,13 @@ def with_drafter(
         return model
 
     return replace(engine, drafter=owner().call(read_weights), drafter_name=str(drafter))
+
+
+def _refuse(**settings: object) -> None:
+    """Settings of a drafter that is not there."""
+    for name, value in settings.items():
+        if value is not None:
+            raise SettingError(f"{name}: got {value!r}, expected none: no drafter is given")
 
 
 def _checked_drafter(

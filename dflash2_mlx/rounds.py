@@ -14,11 +14,16 @@ import mlx.core as mx
 from .config import SamplingConfig
 from .constraints import LogitConstraint
 from .stats import TokenLogprob
+from .widths import WidthPolicy
 
 
 @dataclass(frozen=True)
 class Request:
-    """One reply to produce. `seed` is used only when `sampling` is not greedy."""
+    """One reply to produce.
+
+    `seed` is used only when `sampling` is not greedy. `width` is that of every round, or the most that `policy` may
+    ask for. `boundaries` are prompt positions at which a chunk must end, so that a snapshot can be taken there.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -29,6 +34,8 @@ class Request:
     logprobs: int | None = None
     prefill_chunk: int = 512
     constraint: LogitConstraint | None = None
+    policy: WidthPolicy | None = None
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

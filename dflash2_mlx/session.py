@@ -1,318 +1,19 @@
-"""One conversation with one target: prefill, then rounds that never wait on the host.
+"""One conversation with one target, decoded plainly or with DFlash 2.
 
-Owns: everything that changes while text is generated (target state, drafter context, anchor, counters), the
-order of work in a round, and rollback. Plain decoding and DFlash 2 are the same loop; DFlash 2 adds a
-proposal before the pass and context rows after it. Knows nothing of text, tokenizers or stop strings.
-
-Invariants: `tokens` are the committed tokens as far as the host knows, and the state holds rows for exactly
-the first `position` of them. Round n+1 is built and queued before round n's tokens are read, so accept
-counts, lengths, anchor, stop tokens and the token limit are all device values.
+Owns: what drafting adds to the loop: a proposal before the pass, context rows after it, and how much of the context
+a prompt needs. Invariant: outside of a pass, the context's length is that of the target state.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-
 import mlx.core as mx
 
-from .constraints import LogitConstraint, constraint_rows
 from .drafter.context import DrafterContext
 from .drafter.model import DraftModel, Proposal
-from .rounds import QueuedPass, Request, cut, host_row, read_log_probs
-from .stats import PrefillProgress, RoundResult
+from .loop import Session
+from .rounds import Request
+from .snapshots import Extent, extent_of
 from .targets.base import Target
-from .targets.caches import TargetState
-from .verify import TokenChooser, gather_log_probs
-
-
-@dataclass(frozen=True)
-class SessionSnapshot:
-    """A session between two replies, for a prefix cache. The arrays are shared until someone writes."""
-
-    tokens: list[int]
-    position: int
-    state: TargetState
-    context: DrafterContext | None
-
-
-class Session:
-    """Decodes one token per pass: plain decoding, and the base of drafting sessions."""
-
-    def __init__(self, target: Target):
-        self.target = target
-        self.state = target.new_state(1)
-        self.tokens: list[int] = []
-        self.position = 0  # rows the state holds, as the host knows
-        self.finish_reason: str | None = None
-        self.cached_tokens = 0
-        self._pending: deque[QueuedPass] = deque()
-        self._request: Request | None = None
-        self._generated = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether a reply is being made."""
-        return self._request is not None
-
-    # The life of a request.
-
-    def begin(self, request: Request) -> None:
-        """Start a reply. Rows of an earlier turn that the new prompt shares are kept, not read again."""
-        self.finish()
-        self.cached_tokens = self._reuse(request.prompt)
-        self._request = request
-        self.tokens = list(request.prompt)
-        self.finish_reason = None
-        self._generated = 0
-        self._chooser = TokenChooser(request.sampling, self.target.spec.vocab_size, request.seed, request.prompt)
-        self._stops = mx.array(sorted(request.stop_token_ids) or [-1], dtype=mx.int32)
-        self._anchor = mx.zeros((1,), dtype=mx.int32)
-        self._remaining = mx.full((1,), request.max_tokens, dtype=mx.int32)
-        self._done = mx.zeros((1,), dtype=mx.bool_)
-        self._prepare(request)
-
-    def step(self) -> PrefillProgress | RoundResult | None:
-        """Do one piece of work: a prefill chunk, or queue a round and read the one before. None when finished."""
-        request = self._request
-        if request is None or self.finish_reason is not None:
-            return None
-        if self.position < len(request.prompt) and not self._pending:
-            self._prefill_chunk(request)
-            return PrefillProgress(self.position, len(request.prompt), self.cached_tokens)
-        if request.constraint is not None:
-            if not self._pending:
-                self._queue_constrained(request, request.constraint)
-            return self._read(request)
-        if self._pending and self._pending[0].first:
-            return self._read(request)  # at once: nothing heavy was queued with it, and its reader waits
-        if self._may_queue(request):
-            self._queue_round(request, self._draft(request))
-            if len(self._pending) == 1:
-                return self.step()
-        return self._read(request)
-
-    def finish(self, keep: int | None = None, reason: str | None = None) -> None:
-        """End the request and bring the state to what was committed.
-
-        Args:
-            keep: tokens of the result read last that count; None keeps all of them.
-            reason: why, where the session itself did not find out.
-        """
-        if self._request is None:
-            return
-        in_flight = sum(not queued.first for queued in self._pending)
-        self._pending.clear()
-        dropped = 0 if keep is None else self._last_count - keep
-        if keep is not None and dropped:
-            self.tokens = self.tokens[:-dropped]
-            self.position = len(self.tokens) - 1
-            self.state.rewind(in_flight + 1, keep, self.position)
-        elif in_flight:
-            self.state.rewind(in_flight, 0, self.position)
-        else:
-            self.state.forget_future(self.position)
-        if self.position < len(self._request.prompt) - 1:  # cancelled while the prompt was being read
-            self.tokens = self.tokens[: self.position]
-        self._truncate_context(self.position)
-        self.finish_reason = reason or self.finish_reason or "cancelled"
-        self._request = None
-
-    def abandon(self) -> None:
-        """After an error inside a step: nothing of the state can be trusted, so forget it."""
-        self._pending.clear()
-        self._request = None
-        self.finish_reason = "error"
-        self.reset()
-
-    def snapshot(self) -> SessionSnapshot:
-        """What the session knows between two replies; costs one copy of the buffers at the next write.
-
-        Raises:
-            RuntimeError: while a reply is being made.
-        """
-        if self.busy:
-            raise RuntimeError("snapshot: got a running reply, expected a finished one")
-        return SessionSnapshot(list(self.tokens), self.position, self.state.copy(), self._copied_context())
-
-    def restore(self, snapshot: SessionSnapshot) -> None:
-        """Go back to a snapshot of this kind of session; the snapshot stays usable."""
-        self.finish()
-        self.tokens, self.position = list(snapshot.tokens), snapshot.position
-        self.state = snapshot.state.copy()
-        self._restore_context(snapshot.context)
-
-    # Prefill.
-
-    def _reuse(self, prompt: list[int]) -> int:
-        """Bring the state to the longest prefix of `prompt` it can hold; returns its length."""
-        common = 0
-        for mine, theirs in zip(self.tokens[: self.position], prompt, strict=False):
-            if mine != theirs:
-                break
-            common += 1
-        common = min(common, len(prompt) - 1)  # the last token must be fed to get logits
-        if common == 0 or not self._can_keep(common, len(prompt)):
-            self.reset()
-            common = 0
-        elif common < self.position:
-            self.state.truncate(common)
-            self._truncate_context(common)
-        self.position = common
-        return common
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.state = self.target.new_state(1)
-        self.tokens, self.position = [], 0
-
-    def _can_keep(self, position: int, prompt_length: int) -> bool:
-        """Whether the first `position` rows can serve a prompt of that length."""
-        return position == self.position or self.state.can_truncate(position)
-
-    def _prefill_chunk(self, request: Request) -> None:
-        start = self.position
-        ids = request.prompt[start : start + request.prefill_chunk]
-        end = start + len(ids)
-        out = self.target.forward(
-            mx.array([ids], dtype=mx.int32), self.state, taps=self._prefill_taps(end), last_only=True
-        )
-        self.target.commit(self.state, len(ids))
-        self.state.forget_future(end)  # prompt rows are never taken back one by one
-        self._keep_context(out.taps, start, end)
-        self.position = end
-        # Nothing is in flight here: waiting bounds the memory of a long prompt to one chunk.
-        mx.eval(self.state.arrays(), self._context_arrays())
-        if end < len(request.prompt):
-            return
-        self.state.trim()
-        mask = None
-        if request.constraint is not None:
-            mask = constraint_rows(request.constraint, [], self.target.spec.vocab_size)
-        fed = mx.array([end - 1], dtype=mx.int32)
-        chosen, processed = self._chooser.choose(
-            out.logits, fed, None, shared=self._chooser.shared_noise(fed, 1), mask=mask
-        )
-        self._queue(request, chosen.tokens, chosen.num_accepted, None, processed, first=True)
-
-    # Rounds.
-
-    def _may_queue(self, request: Request) -> bool:
-        """Each pass on its way commits at least one token: no use queueing beyond the limit."""
-        return self._generated + len(self._pending) < request.max_tokens
-
-    def _queue_round(self, request: Request, proposal: Proposal | None, mask: mx.array | None = None) -> None:
-        """Build one round on the device and hand it over; nothing here waits."""
-        start = self.state.length
-        ids = self._anchor[:, None]
-        if proposal is not None:
-            ids = mx.concatenate([ids, proposal.tokens], axis=1)
-        out = self.target.forward(ids, self.state, taps=self._taps())
-        shared = self._shared
-        if shared is None and proposal is None:
-            shared = self._chooser.shared_noise(start, 1)
-        chosen, processed = self._chooser.choose(out.logits, start, proposal, shared=shared, mask=mask)
-        keep = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
-        # Plain decoding feeds committed tokens only, so its row always stays (finish() goes back if need be).
-        self.target.commit(self.state, 1 if proposal is None else keep)
-        self._append_context(out.taps, keep)
-
-    def _queue(
-        self,
-        request: Request,
-        tokens: mx.array,
-        num_accepted: mx.array,
-        proposal: Proposal | None,
-        processed: mx.array,
-        *,
-        first: bool = False,
-    ) -> mx.array:
-        """Cut at stop token and limit, move the anchor, and send what the host will read."""
-        drafted = tokens[:, :0] if proposal is None else proposal.tokens
-        packed, keep, self._anchor, self._remaining, self._done = cut(
-            tokens, num_accepted, drafted, self._stops, self._anchor, self._remaining, self._done
-        )
-        self._chooser.record(tokens, keep)
-        logprobs = None
-        if request.logprobs is not None:
-            logprobs = gather_log_probs(processed, tokens, request.logprobs)
-            mx.async_eval(packed, *logprobs)
-        else:
-            # A call of its own: reading an array waits for the whole call it was queued in.
-            mx.async_eval(packed)
-        self._pending.append(QueuedPass(packed, tokens.shape[1], first, logprobs))
-        return keep
-
-    def _queue_constrained(self, request: Request, constraint: LogitConstraint) -> None:
-        """The one synchronous path: the host must see the proposal to mask the rows after it."""
-        proposal = self._draft(request)
-        proposed = [] if proposal is None else host_row(proposal.tokens)
-        self._queue_round(request, proposal, constraint_rows(constraint, proposed, self.target.spec.vocab_size))
-
-    def _read(self, request: Request) -> RoundResult:
-        """Wait for the oldest queued pass; the only place a round's results reach the host."""
-        queued = self._pending.popleft()
-        count, num_accepted, *rest = host_row(queued.packed)
-        tokens = rest[:count]
-        start = self.position
-        if not queued.first:
-            self.position += count
-            self._settle(queued.width, count, start)
-        self.tokens.extend(tokens)
-        self._generated += count
-        self._last_count = count
-        if request.constraint is not None:
-            request.constraint.commit(tokens)
-        if tokens and tokens[-1] in request.stop_token_ids:
-            self.finish_reason = "stop"
-        elif self._generated >= request.max_tokens:
-            self.finish_reason = "length"
-        return RoundResult(
-            tokens=tuple(tokens),
-            num_accepted=num_accepted,
-            width=queued.width,
-            proposal=tuple(rest[queued.width :]),
-            first=queued.first,
-            synchronous=request.constraint is not None,
-            logprobs=read_log_probs(tokens, queued),
-        )
-
-    # What a drafting session adds.
-
-    _shared: mx.array | None = None
-
-    def _prepare(self, request: Request) -> None:
-        """Called when a request begins, after the state was brought to the shared prefix."""
-
-    def _taps(self) -> tuple[int, ...]:
-        return ()
-
-    def _prefill_taps(self, end: int) -> tuple[int, ...]:
-        return ()
-
-    def _draft(self, request: Request) -> Proposal | None:
-        return None
-
-    def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
-        """Prompt rows start..end-1 were read."""
-
-    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
-        """A round's rows were verified."""
-
-    def _settle(self, rows: int, kept: int, start: int) -> None:
-        self.state.settle(rows, kept, start)
-
-    def _truncate_context(self, position: int) -> None:
-        """Rows past `position` are gone."""
-
-    def _context_arrays(self) -> list[mx.array]:
-        return []
-
-    def _copied_context(self) -> DrafterContext | None:
-        return None
-
-    def _restore_context(self, context: DrafterContext | None) -> None:
-        """Take over the context of a snapshot."""
 
 
 class PlainSession(Session):
@@ -331,54 +32,71 @@ class DFlash2Session(Session):
         super().reset()
         self.context = self.drafter.new_context(1)
 
-    def _can_keep(self, position: int, prompt_length: int) -> bool:
-        # A cancelled prefill may have left a context that starts too late for a shorter prompt.
-        first = self._first_visible(prompt_length)
-        reaches = position <= first or self.context.buffers.base <= first
-        return reaches and super()._can_keep(position, prompt_length)
+    def extent(self) -> Extent:
+        return extent_of(self.tokens, self.position, self.state, self.context)
 
-    def _first_visible(self, prompt_length: int) -> int:
-        """First context row that a block after the prompt can see."""
-        window = self.drafter.config.context_window
-        return 0 if window is None else max(0, prompt_length - window)
+    def first_visible(self, prompt_length: int) -> int:
+        return self.drafter.config.first_visible(prompt_length)
+
+    @property
+    def needs_boundary(self) -> bool:
+        return super().needs_boundary or self.drafter.config.context_window is not None
 
     def _prepare(self, request: Request) -> None:
-        self._first_row = self._first_visible(len(request.prompt))
-        if self._first_row >= self.position:  # rows between here and there will never be seen: leave a gap
-            self.context = self.drafter.new_context(1)
+        # What is put aside at a boundary must serve any prompt that goes on from there.
+        ahead = [boundary + 1 for boundary in request.boundaries if boundary > self.position]
+        self._first_row = self.first_visible(min([len(request.prompt), *ahead]))
+        if self._first_row < self.position and self.context.buffers.first_whole > self._first_row:
+            self._first_row = self.first_visible(len(request.prompt))  # rows kept for a longer prompt: enough for this
+        if self._first_row and self._first_row >= self.position:  # rows up to there will never be seen: leave a gap
             self.context.skip_to(self._first_row)
 
     def _taps(self) -> tuple[int, ...]:
         return self.drafter.config.target_layer_ids
 
     def _prefill_taps(self, end: int) -> tuple[int, ...]:
-        return self._taps() if end > self._first_row else ()
+        needed = end > self._first_row or self.position < self.drafter.config.sink
+        return self._taps() if needed else ()
 
     def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
         if taps is None:
             return
-        rows = end - max(start, self._first_row)
-        self.drafter.append_context(taps[:, -rows:], self.context, rows)
-        self.context.settle(rows, rows, end)
+        sink_end = min(end, self.drafter.config.sink)
+        if start < sink_end < self._first_row:  # the sink's rows; between them and the window is a gap
+            self._project(taps[:, : sink_end - start], start)
+            self.context.truncate(self._first_row)
+        if end > self._first_row:
+            first = max(start, self._first_row)
+            self._project(taps[:, first - start :], first)
         if self._request is not None and end == len(self._request.prompt):
             self.context.trim()
 
-    def _draft(self, request: Request) -> Proposal:
-        start, drafted = self.state.length, request.width - 1
-        sampling = request.sampling
+    def _project(self, taps: mx.array, start: int) -> None:
+        """Add the context rows of prompt positions start.. ."""
+        rows = taps.shape[1]
+        self.context.truncate(start)
+        self.drafter.append_context(taps, self.context, rows)
+        self.context.settle(rows, rows, start + rows)
+
+    def _draft(self, request: Request) -> Proposal | None:
+        width = request.width if request.policy is None else request.policy.width()
+        assert 1 <= width <= request.width, "a width policy left its range"
         self._shared = None
+        if width == 1:
+            return None
+        start, sampling = self.state.length, request.sampling
         if not sampling.greedy and sampling.coupled:
-            self._shared = self._chooser.shared_noise(start, request.width)
+            self._shared = self._chooser.shared_noise(start, width)
         return self.drafter.propose(
             self._anchor,
             self.context,
-            request.width,
+            width,
             self.target,
             temperature=0.0 if sampling.greedy else sampling.temperature,
-            noise=self._chooser.draft_noise(start, drafted, self._shared),
+            noise=self._chooser.draft_noise(start, width - 1, self._shared),
         )
 
-    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+    def _append_context(self, taps: mx.array | None, keep: int | mx.array) -> None:
         assert taps is not None
         self.drafter.append_context(taps, self.context, keep)
 
@@ -394,6 +112,9 @@ class DFlash2Session(Session):
 
     def _copied_context(self) -> DrafterContext:
         return self.context.copy()
+
+    def _packed_context(self) -> DrafterContext:
+        return self.context.packed()
 
     def _restore_context(self, context: DrafterContext | None) -> None:
         if context is None:

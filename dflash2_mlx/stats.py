@@ -8,7 +8,6 @@ Reference: DFlash 2 specification 6.1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,10 @@ class GenerationStats:
 
     `generated_tokens` counts the stop token, which the reply leaves out, and nothing after a stop string.
     `acceptance_length` is committed tokens per round (the token of the prefill pass counts for neither).
-    `acceptance_by_position[j-1]` is how often draft j was accepted among the rounds that accepted j - 1;
-    None where no round got that far. `decode_s` starts when the first token is there; `prefill_s` ends then. Time
-    spent waiting for a reader who fell behind is in neither.
+    `acceptance_by_position[j-1]` is how often draft j was accepted among the rounds that accepted j - 1 and drafted
+    that far; None where no round did. `rounds_by_width` counts rounds by the rows they verified. `cached_tokens` of
+    the prompt were known from an earlier reply and not read. `decode_s` starts when the first token is there;
+    `prefill_s` ends then. Time spent waiting for a reader who fell behind is in neither.
     """
 
     mode: str
@@ -77,7 +77,10 @@ class GenerationStats:
     peak_memory_bytes: int = 0
     seed: int | None = None
     lossless_mode: str | None = None
+    verify_mode: str | None = None
+    rounds_by_width: dict[int, int] = field(default_factory=dict)
     reached: list[int] = field(default_factory=list)  # reached[j]: rounds that accepted at least j drafts
+    tried: list[int] = field(default_factory=list)  # tried[j]: rounds that drafted j + 1, of those that accepted j
 
     def add(self, result: RoundResult) -> None:
         """Count one result."""
@@ -90,13 +93,23 @@ class GenerationStats:
         drafted = result.width - 1
         self.drafted_tokens += drafted
         self.accepted_tokens += min(result.num_accepted, len(result.tokens))
+        self.rounds_by_width[result.width] = self.rounds_by_width.get(result.width, 0) + 1
         self.reached.extend([0] * (drafted + 1 - len(self.reached)))
+        self.tried.extend([0] * (drafted - len(self.tried)))
         for j in range(min(result.num_accepted, drafted) + 1):
             self.reached[j] += 1
+        for j in range(min(result.num_accepted + 1, drafted)):
+            self.tried[j] += 1
 
     def copy(self) -> GenerationStats:
         """The numbers as they stand now."""
-        return replace(self, notices=list(self.notices), reached=list(self.reached))
+        return replace(
+            self,
+            notices=list(self.notices),
+            rounds_by_width=dict(self.rounds_by_width),
+            reached=list(self.reached),
+            tried=list(self.tried),
+        )
 
     @property
     def acceptance_length(self) -> float | None:
@@ -106,7 +119,8 @@ class GenerationStats:
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
-        shares = [later / earlier if earlier else None for earlier, later in pairwise(self.reached)]
+        pairs = zip(self.reached[1:], self.tried, strict=True)
+        shares = [kept / tried if tried else None for kept, tried in pairs]
         missing = (self.block_size or 1) - 1 - len(shares)
         return shares + [None] * missing
 

@@ -18,6 +18,8 @@ from .errors import PromptError
 REPLACEMENT = "\ufffd"  # what decoding gives for bytes that are not (yet) a character
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
+# What chat templates raise at messages they do not like.
+_TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
 NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
 
 
@@ -31,14 +33,24 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """Token ids, and what the user should know about how they came to be."""
+    """Token ids, and what the user should know about how they came to be.
+
+    `boundaries` are lengths at which other prompts will part from this one: after the system prompt, and before what
+    the chat template adds to have the reply begin (which it may leave out, or write differently, once there is one).
+    """
 
     ids: list[int]
     notices: list[str]
+    boundaries: tuple[int, ...] = ()
 
 
 def render_prompt(
-    tokenizer: Any, prompt: Prompt, *, chat_template: bool = True, template_kwargs: Mapping[str, Any] | None = None
+    tokenizer: Any,
+    prompt: Prompt,
+    *,
+    chat_template: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+    find_boundaries: bool = False,
 ) -> RenderedPrompt:
     """Turn text, chat messages or token ids into token ids.
 
@@ -46,6 +58,7 @@ def render_prompt(
         prompt: a string (one user message when there is a chat template), messages with `role` and `content`, or ids.
         chat_template: False feeds a string as it is.
         template_kwargs: passed to the chat template (`enable_thinking`, ...).
+        find_boundaries: also find `boundaries`, where a chat template is used; renders the messages again for each.
     Raises:
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
@@ -69,12 +82,28 @@ def render_prompt(
         return _without_template(tokenizer, messages, chat_template)
     try:
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **(template_kwargs or {}))
-    except (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError) as error:
+    except _TEMPLATE_ERRORS as error:
         line = " ".join(str(error).split())
         raise PromptError(
             f"messages: got what the chat template refuses ({line}), expected other roles or content"
         ) from None
-    return RenderedPrompt(_not_empty(list(ids)), [])
+    boundaries = _boundaries(tokenizer, messages, template_kwargs, ids) if find_boundaries else ()
+    return RenderedPrompt(_not_empty(list(ids)), [], boundaries)
+
+
+def _boundaries(
+    tokenizer: Any, messages: list[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None, ids: Sequence[int]
+) -> tuple[int, ...]:
+    """Tokens that the whole prompt has in common with the system prompt alone, and with the messages alone."""
+    found = set()
+    for part in ([messages[:1]] if messages[0]["role"] == "system" else []) + [messages]:
+        try:
+            alone = tokenizer.apply_chat_template(part, add_generation_prompt=False, **(template_kwargs or {}))
+        except _TEMPLATE_ERRORS:
+            continue  # a template may insist on a question; the prompt itself was rendered
+        pairs = zip(alone, ids, strict=False)
+        found.add(next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(alone), len(ids))))
+    return tuple(sorted(found - {0}))
 
 
 def _refuse_template_kwargs(template_kwargs: Mapping[str, Any] | None) -> None:

@@ -99,9 +99,12 @@ def test_signatures_are_those_of_the_contract():
         "draft_group_size",
         "target_dtype",
         "drafter_dtype",
+        "draft_window",
+        "draft_sink",
     ]
     assert parameters(d2.check_pairing) == ["target", "drafter"]
     assert parameters(d2.count_prompt_tokens) == ["engine", "prompt", "config"]
+    assert parameters(d2.PrefixCache) == ["max_entries", "max_bytes", "disk", "disk_max_bytes"]
     assert parameters(d2.load_drafter) == ["path", "draft_bits", "draft_group_size", "dtype"]
     assert (
         parameters(d2.stream_generate)
@@ -112,6 +115,7 @@ def test_signatures_are_those_of_the_contract():
             "config",
             "session",
             "constraint",
+            "prefix_cache",
         ]
     )
     assert parameters(d2.compare_runs) == ["engine", "prompt", "config", "plain", "dflash2"]
@@ -133,6 +137,7 @@ def test_signatures_are_those_of_the_contract():
         "stop",
         "stop_token_ids",
         "block_size",
+        "verify_mode",
         "mode",
         "logprobs",
         "chat_template",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 # What the library of this build can do beyond fixed widths; see `settings.plan`.
-ABILITIES = Abilities()
+ABILITIES = Abilities(adaptive_widths=True, draft_window=True, prefix_cache=True)
 PLAIN, DFLASH2 = "plain", "dflash2"
 # The embedded pair brings its drafter along, and no oMLX record whose silence would mean adaptive.
 MINI_DEFAULTS = {"dflash_enabled": True, "dflash_draft_model": MINI, "dflash_verify_mode": "dflash"}

@@ -68,7 +68,7 @@ class Phases(Session):
         self._lap(VERIFY)
         return keep
 
-    def _append_context(self, taps: mx.array | None, keep: mx.array) -> None:
+    def _append_context(self, taps: mx.array | None, keep: int | mx.array) -> None:
         super()._append_context(taps, keep)
         self._built()
         mx.eval(self.state.arrays(), self._context_arrays())

@@ -83,8 +83,10 @@ class DrafterAttention(nn.Module):
         mx.eval(self._norms)
 
 
-def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool) -> mx.array:
-    """Which buffer rows each block row sees: `|p - s| < window`, nothing past the block.
+def block_mask(
+    positions: mx.array, start: mx.array, length: int, *, window: int | None, causal: bool, sink: int = 0
+) -> mx.array:
+    """Which buffer rows each block row sees: `|p - s| < window` or `s < sink`, nothing past the block.
 
     Shapes:
         positions: [capacity] int32, absolute positions of the buffer rows
@@ -93,6 +95,7 @@ def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int
         length: rows of the block.
         window: of a sliding layer, None for a full one.
         causal: also hide later rows of the block.
+        sink: first positions of the sequence, seen from everywhere.
     Returns:
         [B, 1, length, capacity] bool
     """
@@ -100,7 +103,8 @@ def block_mask(positions: mx.array, start: mx.array, length: int, *, window: int
     distance = rows[:, None, :, None] - positions
     seen = positions < (start[:, None, None, None] + length)
     if window is not None:
-        seen = seen & (mx.abs(distance) < window)
+        near = mx.abs(distance) < window
+        seen = seen & (near | (positions < sink) if sink else near)
     if causal:
         seen = seen & (distance >= 0)
     return mx.broadcast_to(seen, (start.shape[0], 1, length, positions.shape[0]))

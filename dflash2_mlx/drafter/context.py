@@ -20,10 +20,11 @@ class DrafterContext:
         num_layers: of the drafter.
         batch: sequences.
         window: of the sliding layers, when all layers slide; None keeps every row.
+        sink: first rows of the sequence that stay visible.
     """
 
-    def __init__(self, num_layers: int, batch: int, window: int | None):
-        self.buffers = RowBuffers(num_layers, batch, window)
+    def __init__(self, num_layers: int, batch: int, window: int | None, sink: int = 0):
+        self.buffers = RowBuffers(num_layers, batch, window, sink)
         self.length = mx.zeros((batch,), dtype=mx.int32)
         self.floor = 0
         self.upper = 0
@@ -33,10 +34,9 @@ class DrafterContext:
         self.buffers.reserve(self.floor, self.upper, rows)
 
     def skip_to(self, position: int) -> None:
-        """Leave out rows before `position`; only while the context is empty."""
+        """Leave out rows before `position`, except those of the sink."""
         self.buffers.skip_to(position)
-        self.length = mx.full(self.length.shape, position, dtype=mx.int32)
-        self.floor = self.upper = position
+        self.truncate(position)
 
     def advance(self, rows: int, keep: int | mx.array) -> None:
         """`rows` rows were written, the first `keep` of them are committed."""
@@ -49,7 +49,7 @@ class DrafterContext:
         self.floor = start
 
     def truncate(self, position: int) -> None:
-        """Rows at and past `position` are as if never seen; the host knows the length again."""
+        """The next row is that of `position`, as the host knows; what was written there counts as never seen."""
         self.length = mx.full(self.length.shape, position, dtype=mx.int32)
         self.floor = self.upper = position
 
@@ -57,8 +57,15 @@ class DrafterContext:
         self.buffers.trim(self.floor, self.upper)
 
     def copy(self) -> DrafterContext:
-        twin = DrafterContext(self.buffers.num_layers, self.buffers.batch, self.buffers.window)
-        twin.buffers = self.buffers.copy()
+        return self._twin(self.buffers.copy())
+
+    def packed(self) -> DrafterContext:
+        """As `copy`, but of memory of its own and without spare room; nothing may be in flight."""
+        return self._twin(self.buffers.packed(self.floor))
+
+    def _twin(self, buffers: RowBuffers) -> DrafterContext:
+        twin = DrafterContext(buffers.num_layers, buffers.batch, buffers.window, buffers.sink)
+        twin.buffers = buffers
         twin.length, twin.floor, twin.upper = self.length, self.floor, self.upper
         return twin
 

@@ -98,7 +98,7 @@ class DraftModel(nn.Module):
     def new_context(self, batch: int = 1) -> DrafterContext:
         """An empty context for `batch` sequences."""
         window = None if self.config.context_window is None else self.config.sliding_window
-        context = DrafterContext(self.config.num_layers, batch, window)
+        context = DrafterContext(self.config.num_layers, batch, window, self.config.sink)
         context.buffers.allocate(self.config.num_kv_heads, self.config.head_dim, self.dtype)
         return context
 
@@ -122,7 +122,7 @@ class DraftModel(nn.Module):
         buffer_keys: list[mx.array],
         buffer_values: list[mx.array],
     ) -> Written[None]:
-        buffers = RowView(buffer_keys, buffer_values, base)
+        buffers = RowView(buffer_keys, buffer_values, base, self.config.sink)
         for number, (keys, values) in enumerate(self.context_rows(taps, start)):
             buffers.write(number, keys, values, start)
         return None, buffers.keys, buffers.values
@@ -168,13 +168,14 @@ class DraftModel(nn.Module):
     def _block_pass(
         self, block: mx.array, start: mx.array, base: mx.array, keys: list[mx.array], values: list[mx.array]
     ) -> Written[mx.array]:
-        config, buffers, length = self.config, RowView(keys, values, base), block.shape[1]
+        config, length = self.config, block.shape[1]
+        buffers = RowView(keys, values, base, config.sink)
         positions = buffers.positions()
         masks: dict[tuple[str, bool], mx.array] = {}
         for kind in zip(config.layer_types, config.causal, strict=True):
             if kind not in masks:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
-                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1])
+                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1], sink=config.sink)
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         normed = self.layers[0].input_layernorm(hidden)

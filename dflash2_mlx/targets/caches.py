@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from ..buffers import RowBuffers
+from ..buffers import RowBuffers, own_copy
 from .gated_delta import GatedDeltaState, GatedDeltaTape
 
 REMEMBERED_PASSES = 2  # the round being read and the one in flight
@@ -99,15 +99,8 @@ class TargetState:
         self.commit(keep)
         self.forget_future(position)
 
-    def can_truncate(self, position: int) -> bool:
-        """Whether everything a row at `position` may see is still here, recurrent state included."""
-        if self.recurrent:
-            return False
-        window = self.sliding.window
-        return not self.sliding.num_layers or self.sliding.base <= max(0, position - (window or 1) + 1)
-
     def truncate(self, position: int) -> None:
-        """Go back to `position`; only where `can_truncate` holds."""
+        """Go back to `position`; only where all that a row there may see is still here (`snapshots.Extent`)."""
         self.length = mx.full((self.batch,), position, dtype=mx.int32)
         self.forget_future(position)
 
@@ -122,11 +115,22 @@ class TargetState:
 
     def copy(self) -> TargetState:
         """A snapshot; the arrays are shared until either side writes."""
+        twin = self._twin(self.full.copy(), self.sliding.copy())
+        twin.passes = deque(self.passes, maxlen=REMEMBERED_PASSES)
+        return twin
+
+    def packed(self) -> TargetState:
+        """As `copy`, but of memory of its own and without spare room; nothing may be in flight."""
+        twin = self._twin(self.full.packed(self.floor), self.sliding.packed(self.floor))
+        # A convolution window may be a slice of all rows of a prompt chunk; recurrent states are never written to.
+        twin.recurrent = [s if s is None else GatedDeltaState(own_copy(s.conv), s.recurrent) for s in self.recurrent]
+        return twin
+
+    def _twin(self, full: RowBuffers, sliding: RowBuffers) -> TargetState:
         twin = TargetState(self.batch)
         twin.length, twin.floor, twin.upper = self.length, self.floor, self.upper
-        twin.full, twin.sliding = self.full.copy(), self.sliding.copy()
+        twin.full, twin.sliding = full, sliding
         twin.recurrent = list(self.recurrent)
-        twin.passes = deque(self.passes, maxlen=REMEMBERED_PASSES)
         return twin
 
     def arrays(self) -> list[mx.array]:

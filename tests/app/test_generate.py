@@ -20,12 +20,15 @@ LOADED: list[tuple[list[str], dict[str, Any]]] = [
     (["--model", "t", "--drafter", "d", "--draft-bits", "4"], {"drafter": "d", "draft_bits": 4}),
     (["--draft-bits", "8", "--draft-group-size", "32"], {"draft_bits": 8, "draft_group_size": 32}),
     (["--target-dtype", "float32"], {"target_dtype": "float32"}),
+    (["--draft-window", "512", "--draft-sink", "16"], {"draft_window": 512, "draft_sink": 16}),
     (["--model", "t", "--drafter", "d", "--plain"], {"target": "t", "drafter": None}),
 ]
 CONFIGURED: list[tuple[list[str], dict[str, Any]]] = [
     (["--max-tokens", "7"], {"max_tokens": 7}),
     (["--stop", "a", "--stop", "b c"], {"stop": ("a", "b c")}),
     (["--block-size", "3"], {"block_size": 3}),
+    (["--verify-mode", "adaptive"], {"verify_mode": "adaptive", "mode": "auto"}),
+    (["--verify-mode", "off"], {"verify_mode": "off", "mode": "plain"}),
     (["--plain"], {"mode": "plain"}),
     (["--drafter", "none"], {"mode": "plain"}),
     (["--no-chat-template"], {"chat_template": False}),
@@ -80,7 +83,13 @@ def test_no_flag_is_left_untested() -> None:
 def test_without_flags_the_library_decides(run: Run, library: FakeLibrary) -> None:
     ran = run("generate", "x")
     assert library.loads == [
-        {"target": "mini", "drafter": None, "draft_bits": None, "draft_group_size": 64, "target_dtype": "auto"}
+        {
+            "target": "mini",
+            "drafter": None,
+            "draft_bits": None,
+            "draft_group_size": 64,
+            "target_dtype": "auto",
+        }
     ]
     prompt, config = library.requests[0]
     assert prompt == "x"
@@ -202,6 +211,12 @@ def test_a_failed_run_leaves_files_as_they_were(run: Run, library: FakeLibrary, 
         (["--plain", "--block-size", "4"], ["--block-size has no effect without drafting"]),
         (["--drafter", "none", "--block-size", "3"], ["--block-size has no effect without drafting"]),
         (["--plain", "--draft-bits", "4"], ["--draft-bits has no effect without drafting"]),
+        (["--verify-mode", "off", "--block-size", "4"], ["--block-size has no effect without drafting"]),
+        (["--plain", "--verify-mode", "adaptive"], ["--verify-mode has no effect without drafting"]),
+        (
+            ["--plain", "--draft-window", "64", "--draft-sink", "4"],
+            ["--draft-window has no effect without drafting", "--draft-sink has no effect without drafting"],
+        ),
         (
             ["--plain", "--temperature", "1", "--lossless-mode", "coupled"],
             ["--lossless-mode has no effect without drafting"],

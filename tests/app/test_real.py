@@ -139,6 +139,9 @@ def test_wrong_models_and_settings(run: Run, flags: list[str], words: list[str])
     ("flags", "message"),
     [
         (["--block-size", "9"], "--block-size: got 9, expected an integer in 2..8"),
+        (["--draft-window", "3"], "--draft-window: got 3, expected an integer in 8.."),
+        (["--draft-window", "100000"], "--draft-window: got 100000, expected an integer in 8.."),
+        (["--draft-sink", "100000"], "--draft-sink: got 100000, expected an integer in 0.."),
         (["--logit-bias", "5000=1"], "--logit-bias: got token id 5000, expected 0..4095"),
         (["--chat-template-args", '{"a": 1}'], "--chat-template-args: got {'a': 1}, expected none"),
         (["--system", "s"], "--system: got 's', expected none: mini has no chat template"),

@@ -13,6 +13,9 @@ are causal and full layers are not (the rule of DFlash v1 files).
 
 Consequence for a sliding non-causal layer with window W and anchor position
 P: row 0 sees the W - 1 context rows P-W+1 ... P-1, row j sees W - 1 - j.
+
+A sink (no checkpoint has one; a setting of this project) makes the keys at
+positions 0 ... sink-1 visible to every query of a sliding layer as well.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ def layer_is_causal(is_causal: bool | None, layer_type: str) -> bool:
     return layer_type == "sliding_attention"
 
 
-def sees(query: int, key: int, *, is_causal: bool, window: int | None) -> bool:
+def sees(query: int, key: int, *, is_causal: bool, window: int | None, sink: int = 0) -> bool:
     """Whether one query position sees one key position (window None: full)."""
-    if window is not None and abs(query - key) >= window:
+    if window is not None and abs(query - key) >= window and key >= sink:
         return False
     return not (is_causal and key > query)
 
@@ -42,6 +45,7 @@ def visibility(
     *,
     is_causal: bool,
     window: int | None,
+    sink: int = 0,
 ) -> np.ndarray:
     """Boolean mask over absolute positions.
 
@@ -53,5 +57,5 @@ def visibility(
     mask = np.zeros((len(query_positions), len(key_positions)), dtype=bool)
     for row, query in enumerate(query_positions):
         for column, key in enumerate(key_positions):
-            mask[row, column] = sees(int(query), int(key), is_causal=is_causal, window=window)
+            mask[row, column] = sees(int(query), int(key), is_causal=is_causal, window=window, sink=sink)
     return mask

@@ -104,6 +104,10 @@ def demo(
     ] = False,
 ) -> None:
     """Decode a prompt plainly and with DFlash 2, and compare the two."""
+    if reply.verify_mode == "off":
+        raise UsageError(
+            "--verify-mode: got off, expected dflash or adaptive: the demo shows drafting beside plain decoding"
+        )
     setup = models.prepare({**reply.given(), **sampling.given()})
     _check_drafter(setup, setup.plan.fallback_reason)
     given = None if prompt is None and prompts.messages is None else prompts.read(prompt)
@@ -294,4 +298,5 @@ def _subject(pair: Pair) -> str:
     else:
         drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
     width = pair.config.block_size or engine.block_size
-    return f"target {engine.target_name} · drafter {engine.drafter_name} · block size {width} · {drawn}"
+    shown = f"block size {width}" if pair.config.verify_mode == "dflash" else f"adaptive, at most {width} rows"
+    return f"target {engine.target_name} · drafter {engine.drafter_name} · {shown} · {drawn}"

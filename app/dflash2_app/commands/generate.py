@@ -93,7 +93,13 @@ def generate(
 
 def _undrafted(models: ModelOptions, reply: ReplyOptions, drafts: bool) -> list[str]:
     """Say which options of drafting were given although nothing is drafted."""
-    given = {"--block-size": reply.block_size is not None, "--draft-bits": models.draft_bits is not None}
+    given = {
+        "--block-size": reply.block_size is not None,
+        "--verify-mode": reply.verify_mode == "adaptive",
+        "--draft-bits": models.draft_bits is not None,
+        "--draft-window": models.draft_window is not None,
+        "--draft-sink": bool(models.draft_sink),
+    }
     return [f"{name} has no effect without drafting" for name, there in given.items() if there and not drafts]
 
 
@@ -142,5 +148,8 @@ def summary(stats: d2.GenerationStats) -> str:
         parts.insert(1, f"{stats.tokens_per_second:.1f} tokens/s")
     if stats.mode == "dflash2" and stats.acceptance_length is not None:
         parts.append(f"acceptance length {stats.acceptance_length:.2f} of {stats.block_size}")
+    if stats.verify_mode == "adaptive":
+        widths = (f"{rows} × {count}" for rows, count in sorted(stats.rounds_by_width.items()))
+        parts.append(f"rows × rounds: {', '.join(widths)}")
     reason = f" ({stats.fallback_reason})" if stats.fallback_reason else ""
     return " · ".join([*parts, f"{stats.mode}{reason}"])

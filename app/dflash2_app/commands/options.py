@@ -53,6 +53,7 @@ _share = number("in [0, 1]", lambda x: 0 <= x <= 1)
 _penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
 _dtypes = ("auto", "bfloat16", "float32")
 _modes = ("rejection", "coupled")
+_verify_modes = ("dflash", "adaptive", "off")
 
 Model = _model(
     "--model", "PATH|ID", "Target: a folder, a Hub id or a configured name", filled,
@@ -73,10 +74,23 @@ BasePath = _model(
     "--base-path", "DIR", "Folder of the settings files", path, default="DFLASH2_BASE_PATH, else ~/.dflash2-mlx"
 )
 
+DraftWindow = _model(
+    "--draft-window", "N", "Positions the drafter sees, at least a block", integer(1),
+    default="as configured, else the checkpoint's window",
+)  # fmt: skip
+DraftSink = _model(
+    "--draft-sink", "N", "First tokens that stay visible behind its window", integer(0), default="0" + CONFIGURED
+)
+
 Stop = _reply("--stop", "TEXT", "End the reply before this text; repeatable", filled)
 BlockSize = _reply(
     "--block-size", "N", "Rows per verify: the anchor and the proposal", integer(2),
     default="as configured, else the drafter's own",
+)  # fmt: skip
+VerifyMode = _reply(
+    "--verify-mode", "|".join(_verify_modes),
+    "dflash verifies whole blocks, adaptive as many rows as pay on this machine, off decodes plainly",
+    one_of(*_verify_modes), default="dflash" + CONFIGURED,
 )  # fmt: skip
 
 
@@ -123,6 +137,8 @@ class ModelOptions:
     draft_bits: Annotated[int | None, DraftBits] = None
     draft_group_size: Annotated[int | None, DraftGroupSize] = None
     target_dtype: Annotated[str | None, TargetDtype] = None
+    draft_window: Annotated[int | None, DraftWindow] = None
+    draft_sink: Annotated[int | None, DraftSink] = None
     base_path: Annotated[Path | None, BasePath] = None
 
     @property
@@ -150,8 +166,12 @@ class ModelOptions:
             values |= {"dflash_draft_quant_enabled": True, "dflash_draft_quant_weight_bits": self.draft_bits}
         if self.draft_group_size is not None:
             values["dflash_draft_quant_group_size"] = self.draft_group_size
-        if self.target_dtype is not None:
-            values["target_dtype"] = self.target_dtype
+        others = {
+            "target_dtype": self.target_dtype,
+            "dflash_draft_window_size": self.draft_window,
+            "dflash_draft_sink_size": self.draft_sink,
+        }
+        values |= {name: value for name, value in others.items() if value is not None}
         return values
 
     def prepare(self, more: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Setup:
@@ -204,10 +224,15 @@ class ReplyOptions:
     max_tokens: Annotated[int | None, MaxTokens] = None
     stop: Annotated[list[str] | None, Stop] = None
     block_size: Annotated[int | None, BlockSize] = None
+    verify_mode: Annotated[str | None, VerifyMode] = None
 
     def given(self) -> dict[str, Any]:
         """What was given, by the keys of the settings."""
-        values = {"max_tokens": self.max_tokens, "dflash_block_size": self.block_size}
+        values = {
+            "max_tokens": self.max_tokens,
+            "dflash_block_size": self.block_size,
+            "dflash_verify_mode": self.verify_mode,
+        }
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,0 +1,325 @@
+"""The loop that every session runs: prefill, then rounds that never wait on the host.
+
+Owns: everything that changes while text is generated (target state, anchor, counters), the order of work in a
+round, and rollback. Plain decoding and DFlash 2 are the same loop; `session.py` says what drafting adds to it.
+Knows nothing of text, tokenizers or stop strings.
+
+Invariants: `tokens` are the committed tokens as far as the host knows, and the state holds rows for exactly
+the first `position` of them. Round n+1 is built and queued before round n's tokens are read, so accept
+counts, lengths, anchor, stop tokens and the token limit are all device values.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import mlx.core as mx
+
+from .constraints import LogitConstraint, constraint_rows
+from .drafter.context import DrafterContext
+from .drafter.model import Proposal
+from .rounds import QueuedPass, Request, cut, host_row, read_log_probs
+from .snapshots import Extent, SessionSnapshot, extent_of
+from .stats import PrefillProgress, RoundResult
+from .targets.base import Target
+from .verify import TokenChooser, gather_log_probs
+
+
+class Session:
+    """Decodes one token per pass: plain decoding, and the base of drafting sessions."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        self.state = target.new_state(1)
+        self.tokens: list[int] = []
+        self.position = 0  # rows the state holds, as the host knows
+        self.finish_reason: str | None = None
+        self.cached_tokens = 0
+        self._pending: deque[QueuedPass] = deque()
+        self._request: Request | None = None
+        self._generated = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is being made."""
+        return self._request is not None
+
+    # The life of a request.
+
+    def begin(self, request: Request) -> None:
+        """Start a reply. Rows of an earlier turn that the new prompt shares are kept, not read again."""
+        self.finish()
+        self.cached_tokens = self._reuse(request.prompt)
+        self._request = request
+        self.tokens = list(request.prompt)
+        self.finish_reason = None
+        self._generated = 0
+        self._chooser = TokenChooser(request.sampling, self.target.spec.vocab_size, request.seed, request.prompt)
+        self._stops = mx.array(sorted(request.stop_token_ids) or [-1], dtype=mx.int32)
+        self._anchor = mx.zeros((1,), dtype=mx.int32)
+        self._remaining = mx.full((1,), request.max_tokens, dtype=mx.int32)
+        self._done = mx.zeros((1,), dtype=mx.bool_)
+        self._prepare(request)
+
+    def step(self) -> PrefillProgress | RoundResult | None:
+        """Do one piece of work: a prefill chunk, or queue a round and read the one before. None when finished."""
+        request = self._request
+        if request is None or self.finish_reason is not None:
+            return None
+        if self.position < len(request.prompt) and not self._pending:
+            self._prefill_chunk(request)
+            return PrefillProgress(self.position, len(request.prompt), self.cached_tokens)
+        if request.constraint is not None:
+            if not self._pending:
+                self._queue_constrained(request, request.constraint)
+            return self._read(request)
+        if self._pending and self._pending[0].first:
+            return self._read(request)  # at once: nothing heavy was queued with it, and its reader waits
+        if self._may_queue(request):
+            self._queue_round(request, self._draft(request))
+            if len(self._pending) == 1:
+                return self.step()
+        return self._read(request)
+
+    def finish(self, keep: int | None = None, reason: str | None = None) -> None:
+        """End the request and bring the state to what was committed.
+
+        Args:
+            keep: tokens of the result read last that count; None keeps all of them.
+            reason: why, where the session itself did not find out.
+        """
+        if self._request is None:
+            return
+        in_flight = sum(not queued.first for queued in self._pending)
+        self._pending.clear()
+        dropped = 0 if keep is None else self._last_count - keep
+        if keep is not None and dropped:
+            self.tokens = self.tokens[:-dropped]
+            self.position = len(self.tokens) - 1
+            self.state.rewind(in_flight + 1, keep, self.position)
+        elif in_flight:
+            self.state.rewind(in_flight, 0, self.position)
+        else:
+            self.state.forget_future(self.position)
+        if self.position < len(self._request.prompt) - 1:  # cancelled while the prompt was being read
+            self.tokens = self.tokens[: self.position]
+        self._truncate_context(self.position)
+        self.finish_reason = reason or self.finish_reason or "cancelled"
+        self._request = None
+
+    def abandon(self) -> None:
+        """After an error inside a step: nothing of the state can be trusted, so forget it."""
+        self._pending.clear()
+        self._request = None
+        self.finish_reason = "error"
+        self.reset()
+
+    def snapshot(self, *, packed: bool = False) -> SessionSnapshot:
+        """What the session knows; costs one copy of the buffers, at the next write or, packed, at once.
+
+        Args:
+            packed: copy now, without the buffers' spare room and the rows nobody can see any more.
+        Raises:
+            RuntimeError: while a reply is being made; packed, between two prompt chunks, is allowed.
+        """
+        if self._pending or (self.busy and (not packed or self._generated)):
+            raise RuntimeError("snapshot: got a running reply, expected a finished one")
+        tokens = self.tokens[: self.position] if self.busy else list(self.tokens)
+        if not packed:
+            return SessionSnapshot(tokens, self.position, self.state.copy(), self._copied_context())
+        taken = SessionSnapshot(tokens, self.position, self.state.packed(), self._packed_context())
+        mx.eval(taken.arrays())
+        return taken
+
+    def restore(self, snapshot: SessionSnapshot) -> None:
+        """Go back to a snapshot of this kind of session; the snapshot stays usable."""
+        self.finish()
+        self.tokens, self.position = list(snapshot.tokens), snapshot.position
+        self.state = snapshot.state.copy()
+        self._restore_context(snapshot.context)
+
+    # Prefill.
+
+    def extent(self) -> Extent:
+        """What is remembered, as a prefix cache compares it."""
+        return extent_of(self.tokens, self.position, self.state, None)
+
+    def first_visible(self, prompt_length: int) -> int | None:
+        """First context row that a block after a prompt of this length sees; None when nothing is drafted."""
+        return None
+
+    @property
+    def needs_boundary(self) -> bool:
+        """Whether something of the memory cannot be cut back to any earlier position."""
+        return bool(self.state.recurrent) or self.state.sliding.num_layers > 0
+
+    def keeps(self, prompt: list[int]) -> int:
+        """Tokens of `prompt` that would not be read again."""
+        return self.extent().kept(prompt, self.first_visible(len(prompt)))
+
+    def _reuse(self, prompt: list[int]) -> int:
+        """Bring the state to the longest prefix of `prompt` it can hold; returns its length."""
+        common = self.keeps(prompt)
+        if common == 0:
+            self.reset()
+        elif common < self.position:
+            self.state.truncate(common)
+            self._truncate_context(common)
+        self.position = common
+        return common
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state = self.target.new_state(1)
+        self.tokens, self.position = [], 0
+
+    def _prefill_chunk(self, request: Request) -> None:
+        start = self.position
+        end = min(start + request.prefill_chunk, len(request.prompt))
+        end = min([end, *(boundary for boundary in request.boundaries if boundary > start)])
+        ids = request.prompt[start:end]
+        out = self.target.forward(
+            mx.array([ids], dtype=mx.int32), self.state, taps=self._prefill_taps(end), last_only=True
+        )
+        self.target.commit(self.state, len(ids))
+        self.state.forget_future(end)  # prompt rows are never taken back one by one
+        self._keep_context(out.taps, start, end)
+        self.position = end
+        # Nothing is in flight here: waiting bounds the memory of a long prompt to one chunk.
+        mx.eval(self.state.arrays(), self._context_arrays())
+        if end < len(request.prompt):
+            return
+        self.state.trim()
+        mask = None
+        if request.constraint is not None:
+            mask = constraint_rows(request.constraint, [], self.target.spec.vocab_size)
+        fed = mx.array([end - 1], dtype=mx.int32)
+        chosen, processed = self._chooser.choose(
+            out.logits, fed, None, shared=self._chooser.shared_noise(fed, 1), mask=mask
+        )
+        self._queue(request, chosen.tokens, chosen.num_accepted, None, processed, first=True)
+
+    # Rounds.
+
+    def _may_queue(self, request: Request) -> bool:
+        """Each pass on its way commits at least one token: no use queueing beyond the limit."""
+        return self._generated + len(self._pending) < request.max_tokens
+
+    def _queue_round(self, request: Request, proposal: Proposal | None, mask: mx.array | None = None) -> None:
+        """Build one round on the device and hand it over; nothing here waits."""
+        start = self.state.length
+        ids = self._anchor[:, None]
+        if proposal is not None:
+            ids = mx.concatenate([ids, proposal.tokens], axis=1)
+        out = self.target.forward(ids, self.state, taps=self._taps())
+        shared = self._shared
+        if shared is None and proposal is None:
+            shared = self._chooser.shared_noise(start, 1)
+        chosen, processed = self._chooser.choose(out.logits, start, proposal, shared=shared, mask=mask)
+        count = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
+        # Without a proposal only committed tokens are fed, so the row always stays (finish() goes back if need be).
+        keep = 1 if proposal is None else count
+        self.target.commit(self.state, keep)
+        self._append_context(out.taps, keep)
+
+    def _queue(
+        self,
+        request: Request,
+        tokens: mx.array,
+        num_accepted: mx.array,
+        proposal: Proposal | None,
+        processed: mx.array,
+        *,
+        first: bool = False,
+    ) -> mx.array:
+        """Cut at stop token and limit, move the anchor, and send what the host will read."""
+        drafted = tokens[:, :0] if proposal is None else proposal.tokens
+        packed, keep, self._anchor, self._remaining, self._done = cut(
+            tokens, num_accepted, drafted, self._stops, self._anchor, self._remaining, self._done
+        )
+        self._chooser.record(tokens, keep)
+        logprobs = None
+        if request.logprobs is not None:
+            logprobs = gather_log_probs(processed, tokens, request.logprobs)
+            mx.async_eval(packed, *logprobs)
+        else:
+            # A call of its own: reading an array waits for the whole call it was queued in.
+            mx.async_eval(packed)
+        self._pending.append(QueuedPass(packed, tokens.shape[1], first, logprobs))
+        return keep
+
+    def _queue_constrained(self, request: Request, constraint: LogitConstraint) -> None:
+        """The one synchronous path: the host must see the proposal to mask the rows after it."""
+        proposal = self._draft(request)
+        proposed = [] if proposal is None else host_row(proposal.tokens)
+        self._queue_round(request, proposal, constraint_rows(constraint, proposed, self.target.spec.vocab_size))
+
+    def _read(self, request: Request) -> RoundResult:
+        """Wait for the oldest queued pass; the only place a round's results reach the host."""
+        queued = self._pending.popleft()
+        count, num_accepted, *rest = host_row(queued.packed)
+        tokens = rest[:count]
+        start = self.position
+        if not queued.first:
+            self.position += count
+            self._settle(queued.width, count, start)
+        self.tokens.extend(tokens)
+        self._generated += count
+        self._last_count = count
+        if request.constraint is not None:
+            request.constraint.commit(tokens)
+        if request.policy is not None and not queued.first:
+            request.policy.learn(queued.width, num_accepted)
+        if tokens and tokens[-1] in request.stop_token_ids:
+            self.finish_reason = "stop"
+        elif self._generated >= request.max_tokens:
+            self.finish_reason = "length"
+        return RoundResult(
+            tokens=tuple(tokens),
+            num_accepted=num_accepted,
+            width=queued.width,
+            proposal=tuple(rest[queued.width :]),
+            first=queued.first,
+            synchronous=request.constraint is not None,
+            logprobs=read_log_probs(tokens, queued),
+        )
+
+    # What a drafting session adds.
+
+    _shared: mx.array | None = None
+
+    def _prepare(self, request: Request) -> None:
+        """Called when a request begins, after the state was brought to the shared prefix."""
+
+    def _taps(self) -> tuple[int, ...]:
+        return ()
+
+    def _prefill_taps(self, end: int) -> tuple[int, ...]:
+        return ()
+
+    def _draft(self, request: Request) -> Proposal | None:
+        return None
+
+    def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:
+        """Prompt rows start..end-1 were read."""
+
+    def _append_context(self, taps: mx.array | None, keep: int | mx.array) -> None:
+        """A round's rows were verified."""
+
+    def _settle(self, rows: int, kept: int, start: int) -> None:
+        self.state.settle(rows, kept, start)
+
+    def _truncate_context(self, position: int) -> None:
+        """Rows past `position` are gone."""
+
+    def _context_arrays(self) -> list[mx.array]:
+        return []
+
+    def _copied_context(self) -> DrafterContext | None:
+        return None
+
+    def _packed_context(self) -> DrafterContext | None:
+        return None
+
+    def _restore_context(self, context: DrafterContext | None) -> None:
+        """Take over the context of a snapshot."""
