@@ -21,8 +21,9 @@ from .config import GenerationConfig
 from .errors import PromptError
 from .generate import GenerationEvent, new_session, stream_generate
 from .load import Engine
-from .session import Session
-from .text import REPLACEMENT, render_prompt
+from .loop import Session
+from .prefix_cache import PrefixCache
+from .text import REPLACEMENT, RenderedPrompt, render_prompt
 
 _TRAINING_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # marks a reply for training; not jinja2's own
 _OPENING_TOKENS = 16  # enough of a prompt's end to hold the mark that opens a block of thinking
@@ -39,13 +40,18 @@ class ThinkingMarks:
 class Conversation:
     """One chat: give it all messages at every turn, and it reads only what is new of them.
 
+    Args:
+        prefix_cache: what other chats and earlier runs read need not be read again either.
+
     Not for two replies at once: the library refuses a session that is busy.
     """
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Engine, *, prefix_cache: PrefixCache | None = None):
         self.engine = engine
+        self._cache = prefix_cache
+        self._rendered: RenderedPrompt | None = None  # of the last prompt
         self._session: Session | None = None
-        self._mode = ""
+        self._mode = ("", False)
         self._prompt_length = 0
         self._borders: list[int] = []  # where a prompt or a reply ends in the session's tokens
 
@@ -89,10 +95,22 @@ class Conversation:
         """
         if not messages:
             raise PromptError("messages: got none, expected at least one")
+        shown = messages if self.has_template else messages[-1:]
+        plain = render_prompt(
+            self.engine.tokenizer,
+            list(shown),
+            template_kwargs=template_kwargs,
+            find_boundaries=self._cache is not None and self.has_template,
+        )
+        ids = self._recut(plain.ids, messages, template_kwargs) if self.has_template else plain.ids
+        self._rendered = RenderedPrompt(ids, plain.notices, _moved(plain.boundaries, plain.ids, ids))
+        return ids
+
+    def _recut(
+        self, ids: list[int], messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None
+    ) -> list[int]:
+        """The same text as `ids`, with its beginning in the tokens that were read."""
         tokenizer = self.engine.tokenizer
-        if not self.has_template:
-            return render_prompt(tokenizer, list(messages[-1:]), template_kwargs=template_kwargs).ids
-        ids = render_prompt(tokenizer, messages, template_kwargs=template_kwargs).ids
         read = self._session.tokens if self._session is not None else []
         shared = _common_length(ids, read)
         if shared == len(ids) or not read:
@@ -124,10 +142,18 @@ class Conversation:
         Closing the iterator cancels the reply; what was written of it stays known.
         """
         config = config or GenerationConfig()
-        if self._session is None or self._mode != config.mode:
-            self._session, self._mode, self._borders = new_session(self.engine, config), config.mode, []
+        mode = (config.mode, config.verify_mode == "off")  # what a session can change to by itself is no reason
+        if self._session is None or self._mode != mode:
+            self._session, self._mode, self._borders = new_session(self.engine, config), mode, []
         ids = list(prompt)
-        events = stream_generate(self.engine, ids, config, session=self._session)
+        known = self._rendered is not None and self._rendered.ids == ids
+        events = stream_generate(
+            self.engine,
+            self._rendered if known and self._rendered is not None else ids,
+            config,
+            session=self._session,
+            prefix_cache=self._cache,
+        )
         return self._follow(events, self._session, ids)
 
     def reply_text(self) -> str:
@@ -161,6 +187,18 @@ class Conversation:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.engine.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def _moved(boundaries: Sequence[int], ids: Sequence[int], recut: Sequence[int]) -> tuple[int, ...]:
+    """Boundaries of `ids` in a prompt of the same text whose beginning is cut otherwise."""
+    found = set()
+    for boundary in boundaries:
+        after = ids[boundary:]
+        if ids[:boundary] == recut[:boundary]:
+            found.add(boundary)
+        elif after and recut[-len(after) :] == after:
+            found.add(len(recut) - len(after))
+    return tuple(sorted(found))
 
 
 def _common_length(left: Sequence[int], right: Sequence[int]) -> int:

@@ -43,7 +43,7 @@ def new_session(engine: Engine, config: GenerationConfig | None = None) -> Sessi
 
 def stream_generate(
     engine: Engine,
-    prompt: Prompt,
+    prompt: Prompt | RenderedPrompt,
     config: GenerationConfig | None = None,
     *,
     session: Session | None = None,
@@ -53,7 +53,7 @@ def stream_generate(
     """Reply to a prompt, piece by piece.
 
     Args:
-        prompt: text, chat messages or token ids, see `render_prompt`.
+        prompt: text, chat messages or token ids, see `render_prompt`; or what that made of them.
         session: from `new_session`, to go on with an earlier conversation.
         constraint: restricts the next token; its rounds wait for the host.
         prefix_cache: what earlier replies read and need not be read again; this reply adds to it.
@@ -63,13 +63,16 @@ def stream_generate(
     Closing the iterator cancels the reply; a session stays usable.
     """
     config = config or GenerationConfig()
-    rendered = render_prompt(
-        engine.tokenizer,
-        prompt,
-        chat_template=config.chat_template,
-        template_kwargs=config.chat_template_kwargs,
-        find_boundaries=prefix_cache is not None,
-    )
+    if isinstance(prompt, RenderedPrompt):
+        rendered = prompt
+    else:
+        rendered = render_prompt(
+            engine.tokenizer,
+            prompt,
+            chat_template=config.chat_template,
+            template_kwargs=config.chat_template_kwargs,
+            find_boundaries=prefix_cache is not None,
+        )
     reply = _Reply(engine, rendered, config, session, constraint, prefix_cache)
     return _read_events(reply)
 

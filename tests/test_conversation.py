@@ -47,7 +47,7 @@ class MergingTokenizer:
         text = "".join(
             chr(0x100 + marks[message["role"]]) + message["content"] + chr(0x100 + END) for message in messages
         )
-        text += chr(0x100 + more.get("mark", ASSISTANT))
+        text += chr(0x100 + more.get("mark", ASSISTANT)) if add_generation_prompt else ""
         return self.encode(text) if tokenize else text
 
 
@@ -228,3 +228,29 @@ def test_two_chats_at_once_do_not_meet() -> None:
                 ids[number] += event.token_ids
     for chat, prompt, mine in zip(chats, prompts, ids, strict=True):
         assert mine == d2.generate(chat.engine, prompt, config()).token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_chat_reads_nothing_that_an_earlier_one_read(family: str) -> None:
+    """What chats share through a prefix cache: the reply's own cut, and the prompt up to where other prompts part."""
+    cache = d2.PrefixCache()
+
+    def chat() -> d2.Conversation:
+        found = conversation(family)
+        return d2.Conversation(replace(found.engine, fingerprint=f"chats {family}"), prefix_cache=cache)
+
+    messages = [user(QUESTION)]
+    first = turn(chat(), messages)
+    again = turn(chat(), messages[:1])
+    assert again.stats.cached_tokens >= first.stats.prompt_tokens - 1
+    later = turn(chat(), [*messages, user(QUESTION[::-1])])
+    assert later.stats.cached_tokens > 0
+
+
+def test_boundaries_move_with_the_cut() -> None:
+    from dflash2_mlx.conversation import _moved
+
+    ids, recut = [1, 2, 3, 4, 9, 5, 6], [1, 2, 3, 7, 8, 9, 5, 6]
+    assert _moved((2, 5), ids, recut) == (2, 6), "in front of the change, and counted from the end behind it"
+    assert _moved((4,), ids, recut) == (5,)
+    assert _moved((7,), ids, recut) == ()

@@ -265,7 +265,7 @@ def test_cancelling_a_reply_that_never_ran_leaves_the_running_one_alone() -> Non
     ids = [*next(first).token_ids]
     module = sys.modules["dflash2_mlx.generate"]
     rendered = module.render_prompt(engine.tokenizer, PROMPT)
-    owner().call(module._Reply(engine, rendered, SHORT, session, None).cancel)
+    owner().call(module._Reply(engine, rendered, SHORT, session, None, None).cancel)
     ids += [token for event in first for token in event.token_ids]
     assert ids == d2.generate(engine, PROMPT, config).token_ids
 

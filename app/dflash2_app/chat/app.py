@@ -32,6 +32,9 @@ class Rules(Protocol):
     @property
     def context_window(self) -> int | None: ...
 
+    @property
+    def prefix_cache(self) -> d2.PrefixCache | None: ...
+
     def plain_reason(self, tokens: int) -> str | None: ...
 
 
@@ -77,14 +80,15 @@ class ChatApp:
         import dflash2_mlx as d2
 
         self.engine = engine
-        self.conversation = d2.Conversation(engine)
+        cache = self._rules.prefix_cache if self._rules is not None else None
+        self.conversation = d2.Conversation(engine, prefix_cache=cache)
         self.totals = Totals()
         self.fit_settings()
 
     @property
     def drafts(self) -> bool:
         """Whether replies are drafted."""
-        return self.engine.drafter is not None and self.mode == AUTO
+        return self.engine.drafter is not None and self.mode == AUTO and self.settings.verify_mode != "off"
 
     def fit_settings(self) -> None:
         """Take back a block size that this pair does not have, and say so."""

@@ -5,6 +5,7 @@ Owns: the line under a reply, the status line while it is written, and the sums 
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ def figures(stats: d2.GenerationStats) -> str:
     elif stats.acceptance_length is not None:
         parts.append(f"acceptance {stats.acceptance_length:.2f} of {stats.block_size}")
     return SEPARATOR.join(parts)
+
+
+def _added(mine: list[int], theirs: list[int]) -> list[int]:
+    return [left + right for left, right in zip_longest(mine, theirs, fillvalue=0)]
 
 
 class Totals:
@@ -54,9 +59,10 @@ class Totals:
         total.committed_tokens += stats.committed_tokens
         total.drafted_tokens += stats.drafted_tokens
         total.accepted_tokens += stats.accepted_tokens
-        longer = max(len(total.reached), len(stats.reached))
-        padded = [reached + [0] * (longer - len(reached)) for reached in (total.reached, stats.reached)]
-        total.reached = [mine + theirs for mine, theirs in zip(*padded, strict=True)]
+        total.reached = _added(total.reached, stats.reached)
+        total.tried = _added(total.tried, stats.tried)
+        for width, rounds in stats.rounds_by_width.items():
+            total.rounds_by_width[width] = total.rounds_by_width.get(width, 0) + rounds
 
     def rows(self) -> list[tuple[str, str]]:
         """What `/stats` says, without the chart; nothing before the first reply."""

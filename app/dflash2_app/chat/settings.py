@@ -37,6 +37,7 @@ class ReplySettings:
     lossless_mode: str | None = None
     max_tokens: int = DEFAULT_MAX_TOKENS
     block_size: int | None = None
+    verify_mode: str = "dflash"
     logit_bias: Mapping[int, float] | None = None
 
     def changed(self, name: str, text: str) -> ReplySettings:
@@ -76,7 +77,13 @@ class ReplySettings:
         import dflash2_mlx as d2
 
         limit = self.max_tokens if most_tokens is None else min(self.max_tokens, most_tokens)
-        return d2.GenerationConfig(max_tokens=limit, sampling=self.sampling(), block_size=self.block_size, mode=mode)
+        return d2.GenerationConfig(
+            max_tokens=limit,
+            sampling=self.sampling(),
+            block_size=self.block_size,
+            verify_mode=self.verify_mode,
+            mode=mode,
+        )
 
     def saved(self) -> dict[str, Any]:
         """What differs from the defaults, for a file."""
@@ -101,8 +108,8 @@ class ReplySettings:
     @classmethod
     def from_config(cls, config: d2.GenerationConfig) -> ReplySettings:
         """From the library's form, for instance of a model's configured settings."""
-        drawn = {name: getattr(config.sampling, name) for name in (*DEFAULTS, "logit_bias") if name not in _LENGTHS}
-        return cls(max_tokens=config.max_tokens, block_size=config.block_size, **drawn)
+        drawn = {name: getattr(config.sampling, name) for name in (*DEFAULTS, "logit_bias") if name not in _OF_REPLY}
+        return cls(**drawn, **{name: getattr(config, name) for name in _OF_REPLY})
 
     def without_effect(self, name: str, *, drafts: bool) -> str | None:
         """Why a setting that was just given does nothing, if so."""
@@ -115,8 +122,8 @@ class ReplySettings:
 
 DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings) if item.name != "logit_bias"}
 _WHOLE = {"top_k", "seed", "max_tokens", "block_size"}
-_LENGTHS = {"max_tokens", "block_size"}
-_WORDS = {"lossless_mode"}
+_OF_REPLY = {"max_tokens", "block_size", "verify_mode"}
+_WORDS = {"lossless_mode", "verify_mode"}
 
 
 def _parse(name: str, text: str) -> Any:

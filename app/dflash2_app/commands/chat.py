@@ -13,7 +13,7 @@ from ..chat.settings import DEFAULT_MAX_TOKENS, ReplySettings
 from ..errors import AppError, UsageError
 from ..output import Output, is_terminal
 from .grouping import grouped
-from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, max_tokens, valued
+from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, VerifyMode, max_tokens, valued
 from .parsers import filled
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class ChatOptions:
     system: Annotated[str | None, _chat("--system", "TEXT", "A system message in front", filled)] = None
     max_tokens: Annotated[int | None, max_tokens(DEFAULT_MAX_TOKENS)] = None
     block_size: Annotated[int | None, BlockSize] = None
+    verify_mode: Annotated[str | None, VerifyMode] = None
 
 
 @grouped
@@ -97,8 +98,9 @@ def _configure(app: ChatApp, sampling: SamplingOptions, options: ChatOptions) ->
     """Put what the command line says in the place of what was configured, or of what a resumed chat was saved with."""
     given = sampling.given()
     given |= {name: value for name, value in sampling.extra().items() if value is not None}
-    lengths = {"block_size": options.block_size, "max_tokens": options.max_tokens}
-    given |= {name: value for name, value in lengths.items() if value is not None}
+    for name in ("block_size", "max_tokens", "verify_mode"):
+        if vars(options)[name] is not None:
+            given[name] = vars(options)[name]
     most = app.engine.block_size
     if options.block_size is not None and most is not None and options.block_size > most:
         raise UsageError(f"--block-size: got {options.block_size}, expected an integer in 2..{most}")

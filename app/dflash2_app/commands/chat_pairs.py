@@ -64,10 +64,15 @@ class Pairs:
         """Max context window of the settings."""
         return None if self.pair is None else self.pair.plan.max_context_window
 
+    @property
+    def prefix_cache(self) -> d2.PrefixCache | None:
+        """What earlier chats have read, as far as the settings let it be kept."""
+        return None if self.pair is None else self.pair.prefix_cache
+
     def _open(self, models: ModelOptions) -> d2.Engine:
         self.pair = None  # two pairs may not fit into memory together
         setup = models.prepare(defaults={"max_tokens": DEFAULT_MAX_TOKENS})
-        self.pair = models.open(setup, self._out)
+        self.pair = models.open(setup, self._out, several=True)
         self._out.end_status()
         return self.pair.engine
 

@@ -202,10 +202,15 @@ class ModelOptions:
         else:
             out.note(f"DFlash is off for {setup.named.model_id}: plain decoding, one token per pass")
 
-    def open(self, setup: Setup, out: Output, *, plain: bool = False) -> Configured:
-        """Load what `prepare` settled, and say what the user should know; with `plain`, without the drafter."""
+    def open(self, setup: Setup, out: Output, *, plain: bool = False, several: bool = False) -> Configured:
+        """Load what `prepare` settled, and say what the user should know.
+
+        Args:
+            plain: without the drafter.
+            several: more than one reply will follow.
+        """
         self.announce(setup, out, plain=plain)
-        pair = setup.load(plain=plain, tell=out.status)
+        pair = setup.load(plain=plain, several=several, tell=out.status)
         for note in pair.report.notes:
             out.note(note)
         if setup.drafts and pair.report.dflash_fallback_reason is not None:

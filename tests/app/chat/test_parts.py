@@ -152,13 +152,13 @@ def test_settings_become_those_of_the_library() -> None:
     settings = ReplySettings()
     given = {"temperature": "0.7", "top_p": "0.9", "top_k": "20", "min_p": "0.1", "presence_penalty": "1",
              "frequency_penalty": "-1", "repetition_penalty": "1.1", "seed": "7", "lossless_mode": "rejection",
-             "max_tokens": "33", "block_size": "4"}  # fmt: skip
+             "max_tokens": "33", "block_size": "4", "verify_mode": "adaptive"}  # fmt: skip
     assert list(given) == list(DEFAULTS), "every setting is tried"
     for name, text in given.items():
         settings = settings.changed(name, text)
     config = settings.config("auto")
     assert config.sampling == d2.SamplingConfig(0.7, 0.9, 20, 0.1, 1.0, -1.0, 1.1, None, 7, "rejection")
-    assert (config.max_tokens, config.block_size, config.mode) == (33, 4, "auto")
+    assert (config.max_tokens, config.block_size, config.mode, config.verify_mode) == (33, 4, "auto", "adaptive")
     assert ReplySettings.from_config(config) == settings
     assert settings.config("plain", most_tokens=20).max_tokens == 20
     assert ReplySettings.restored(json.loads(json.dumps(settings.saved()))) == settings
@@ -271,9 +271,10 @@ def test_sums_of_two_replies() -> None:
     totals = Totals()
     assert totals.rows() == [] and totals.by_position == []
     first = d2.GenerationStats("dflash2", 4, generated_tokens=5, rounds=2, committed_tokens=4, drafted_tokens=6,
-                               accepted_tokens=2, reached=[2, 1, 1, 0], prompt_tokens=9)  # fmt: skip
+                               accepted_tokens=2, reached=[2, 1, 1, 0], tried=[2, 1, 1], prompt_tokens=9)  # fmt: skip
     second = d2.GenerationStats("dflash2", 3, generated_tokens=3, rounds=2, committed_tokens=2, drafted_tokens=4,
-                                accepted_tokens=0, reached=[2, 1, 0], prompt_tokens=20, cached_tokens=12)  # fmt: skip
+                                accepted_tokens=0, reached=[2, 1, 0], tried=[2, 1], prompt_tokens=20,
+                                cached_tokens=12)  # fmt: skip
     totals.add(first)
     totals.add(second)
     # Position 1: 2 of 4 rounds; position 2: 1 of those 2; position 3: 0 of that 1.
