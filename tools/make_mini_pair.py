@@ -57,7 +57,8 @@ def write_questions(arguments: argparse.Namespace) -> None:
     """Training conversations and held-out questions, as JSON lines."""
     with (arguments.work / "train.jsonl").open("w", encoding="utf-8") as file:
         for item in islice(training(seed=2), arguments.count):
-            file.write(json.dumps(item) + "\n")
+            line = {"messages": item["messages"], "chat_template_kwargs": {"enable_thinking": item["thinking"]}}
+            file.write(json.dumps(line | ({"tools": item["tools"]} if item["tools"] else {})) + "\n")
     with (arguments.work / "questions.jsonl").open("w", encoding="utf-8") as file:
         for family in FAMILIES:
             for sample in questions(family, arguments.each):
