@@ -14,9 +14,9 @@ from .conftest import Run, spawn
 
 MINI = Path(d2.__file__).parent / "data" / "mini"
 PROMPT = "def read_config(path):\n"
-FIELDS = """text token_ids finish_reason prompt_tokens generated_tokens mode fallback_reason notices rounds
-drafted_tokens accepted_tokens acceptance_length acceptance_by_position block_size prefill_s decode_s tokens_per_second
-peak_memory_bytes model drafter seed""".split()
+FIELDS = """text token_ids finish_reason prompt_tokens cached_tokens generated_tokens mode fallback_reason notices
+verify_mode rounds rounds_by_width drafted_tokens accepted_tokens acceptance_length acceptance_by_position block_size
+prefill_s decode_s tokens_per_second peak_memory_bytes model drafter seed""".split()
 
 
 def test_generate_streams_the_text_of_the_json(run: Run) -> None:
