@@ -1,4 +1,4 @@
-"""The acceptance of the authors' package on the embedded bootstrap pair, round by round.
+"""The acceptance of the authors' package on the bootstrap pair, round by round.
 
 `tests/golden/bootstrap.json` holds what the authors' MLX back-end did greedily on eight code prompts at three
 widths: the emitted ids and the tokens committed in every round. Their run used float32 weights, dequantized from
@@ -26,9 +26,9 @@ import numpy as np
 import pytest
 
 import dflash2_mlx as d2
+from tests.pairs import BOOTSTRAP, bootstrap_pair
 
 HERE = Path(__file__).resolve().parent
-MINI = HERE.parent / "dflash2_mlx" / "data" / "mini"
 RECORD = json.loads((HERE / "golden" / "bootstrap.json").read_text(encoding="utf-8"))
 OPENBLAS = [
     Path("/usr/lib/x86_64-linux-gnu/libopenblas.so.0"),
@@ -42,7 +42,7 @@ WIDTHS = [8, 5, 3]
 
 @cache
 def engine() -> d2.Engine:
-    return d2.load("mini", target_dtype="float32")
+    return bootstrap_pair(target_dtype="float32")
 
 
 def run(prompt: list[int], width: int, max_tokens: int) -> tuple[list[int], list[int]]:
@@ -115,7 +115,7 @@ def test_other_widths_equal_the_authors_with_openblas() -> None:
 
 def test_float32_target_keeps_the_stored_weights() -> None:
     """Dequantized with the scales in bfloat16, weights are rounded: three of the eight texts then part."""
-    stored = mx.load(str(MINI / "target" / "model.safetensors"))
+    stored = mx.load(str(BOOTSTRAP / "target" / "model.safetensors"))
     name = "model.layers.1.mlp.up_proj"
     packed, scales, biases = (
         np.array(stored[f"{name}.{part}"].astype(kind))

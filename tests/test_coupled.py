@@ -16,6 +16,7 @@ from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
+from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT, lively_target, plain_reply, run
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
@@ -108,7 +109,7 @@ def test_a_real_drafter_with_shared_noise(family, name):
 
 
 def test_the_trained_pair():
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     prompt = "def add(a, b):\n"
     for sampling in (SamplingConfig(temperature=0.8, top_p=0.95, seed=4), SamplingConfig(temperature=1.0, seed=2**40)):
         replies = [

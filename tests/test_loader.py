@@ -22,6 +22,7 @@ from dflash2_mlx.load import check_pair
 from dflash2_mlx.targets.registry import FAMILIES
 from tests.checkpoints import nothing_is_read
 from tests.messages import mentions
+from tests.pairs import BOOTSTRAP
 from tests.tiny import LAYERS, TARGET_CONFIGS, VOCAB, drafter_config, save_drafter, save_target
 
 MINI = Path(d2.__file__).parent / "data" / "mini"
@@ -31,7 +32,7 @@ MINI = Path(d2.__file__).parent / "data" / "mini"
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `target` and `drafter` that belong together; not to be changed."""
     folder = tmp_path_factory.mktemp("pair")
-    save_target(folder / "target", "qwen3_untied", tokenizer=MINI / "target")
+    save_target(folder / "target", "qwen3_untied", tokenizer=BOOTSTRAP / "target")
     save_drafter(folder / "drafter")
     return folder
 
@@ -87,7 +88,7 @@ def test_mini_loads_by_name():
     engine = d2.load("mini")
     assert (engine.target_name, engine.drafter_name) == ("mini", "mini")
     assert engine.drafter is not None and engine.block_size == engine.drafter.config.block_size
-    assert engine.stop_token_ids == {0}
+    assert engine.stop_token_ids == {2}
     assert engine.target.spec.quantization == "4-bit group 64"
     assert d2.load().target_name == "mini"
 
@@ -124,7 +125,7 @@ def test_stop_tokens(own_pair, config, generation, expected):
 
 
 def test_stop_tokens_of_a_text_tower(tmp_path):
-    target = save_target(tmp_path, "qwen3_5", tokenizer=MINI / "target")
+    target = save_target(tmp_path, "qwen3_5", tokenizer=BOOTSTRAP / "target")
     assert d2.load(target).stop_token_ids == {VOCAB - 1, 0}
 
 
@@ -358,7 +359,7 @@ def dtypes(engine: d2.Engine) -> set[mx.Dtype]:
 
 
 def test_target_dtypes(tmp_path):
-    target = save_target(tmp_path, "qwen3_5", bits=4, tokenizer=MINI / "target")
+    target = save_target(tmp_path, "qwen3_5", bits=4, tokenizer=BOOTSTRAP / "target")
     auto = d2.load(target)
     assert dtypes(auto) == {mx.uint32, mx.float32}  # packed weights, float32 activations on the CPU back-end
     assert auto.target.spec.quantization == "4-bit group 32"

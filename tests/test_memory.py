@@ -22,6 +22,7 @@ from dflash2_mlx.runtime import owner
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
 from dflash2_mlx.stats import RoundResult
 from tests.engines import settled_bytes, tiny_engine
+from tests.pairs import BOOTSTRAP
 from tests.runs import PROMPT, lively_target
 from tests.tiny import make_tiny_drafter, save_drafter, save_target
 
@@ -206,7 +207,7 @@ def test_a_snapshot_costs_one_copy_and_goes_with_its_holder() -> None:
 
 
 def test_each_weight_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = save_target(tmp_path / "t", "qwen3", tokenizer=ROOT / "dflash2_mlx" / "data" / "mini" / "target")
+    target = save_target(tmp_path / "t", "qwen3", tokenizer=BOOTSTRAP / "target")
     drafter = save_drafter(tmp_path / "d")
     read: list[str] = []
     real: Callable[..., Any] = mx.load

@@ -68,8 +68,11 @@ def test_checks(answer: str, check: Check, right: bool) -> None:
     ],
 )
 def test_functions_are_run(body: str, right: bool) -> None:
-    data = {"name": "f", "source": "def f(n):\n    return n + 1", "calls": [(1,), (5,)]}
+    data = {"name": "f", "named": True, "source": "def f(n):\n    return n + 1", "calls": [(1,), (5,)]}
     assert correct(f"```python\ndef f(n):\n    {body}\n```", Check("python", data)) is right
+    other = f"```python\ndef other(n):\n    {body}\n```"
+    assert not correct(other, Check("python", data)), "a name that was asked for"
+    assert correct(other, Check("python", data | {"named": False})) is right
 
 
 def test_thoughts_are_not_part_of_the_answer() -> None:

@@ -15,10 +15,10 @@ from dflash2_mlx.targets.registry import make_target
 from dflash2_mlx.text import NO_TEMPLATE, render_prompt
 from tests.engines import tiny_engine
 from tests.messages import mentions
+from tests.pairs import BOOTSTRAP, bootstrap_pair
 from tests.runs import lively_model, target_config
 from tests.tiny import VOCAB
 
-MINI = Path(d2.__file__).parent / "data" / "mini" / "target"
 TEMPLATE = r"""{%- for message in messages %}
 {%- if message.role == 'tool' %}{{ raise_exception('Unknown role\n' + message.role) }}{% endif %}
 {{- '<' + message.role + '>' + message.content + '\n' }}
@@ -28,7 +28,7 @@ TEMPLATE = r"""{%- for message in messages %}
 
 
 def with_template(folder: Path, template: str) -> Any:
-    shutil.copytree(MINI, folder / "tokenizer")
+    shutil.copytree(BOOTSTRAP / "target", folder / "tokenizer")
     file = folder / "tokenizer" / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": template}))
     return load_tokenizer(folder / "tokenizer")
@@ -42,7 +42,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def bare() -> Any:
-    return load_tokenizer(MINI)
+    return load_tokenizer(BOOTSTRAP / "target")
 
 
 def user(text: str) -> dict[str, str]:
@@ -177,7 +177,7 @@ def test_settings_the_engine_cannot_serve(config, parts):
 
 
 def test_a_width_beyond_the_drafters_block():
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     with pytest.raises(d2.ConfigError) as caught:
         d2.stream_generate(engine, [3, 4], d2.GenerationConfig(block_size=engine.block_size + 1))
     mentions(caught.value, "block_size", engine.block_size + 1, f"2..{engine.block_size}")

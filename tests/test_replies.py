@@ -5,13 +5,14 @@ import time
 import pytest
 
 import dflash2_mlx as d2
+from tests.pairs import bootstrap_pair
 
 PROMPT = "import os\nimport sys\n\n\ndef main(argv=None):\n"
 
 
 @pytest.fixture(scope="module")
 def engine() -> d2.Engine:
-    return d2.load("mini")
+    return bootstrap_pair()
 
 
 def test_each_event_carries_the_figures_of_its_moment(engine):
@@ -47,7 +48,7 @@ def test_a_limit_that_the_context_shortens_is_said(engine):
 
 
 def test_a_session_of_another_engine_is_refused(engine):
-    other = d2.load("mini")
+    other = bootstrap_pair()
     for config in (d2.GenerationConfig(max_tokens=2), d2.GenerationConfig(max_tokens=2, mode="plain")):
         session = d2.new_session(other, config)
         with pytest.raises(d2.ConfigError, match="session: got one of another engine"):

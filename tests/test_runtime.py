@@ -23,10 +23,11 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.runtime import Owner, owner
+from tests.pairs import BOOTSTRAP
 from tests.tiny import TARGET_CONFIGS, save_drafter, save_target
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKENIZER = ROOT / "dflash2_mlx" / "data" / "mini" / "target"
+TOKENIZER = BOOTSTRAP / "target"
 PROMPT = [3, 5, 9, 100, 20, 77]
 CONFIG = d2.GenerationConfig(max_tokens=24)
 T = TypeVar("T")
@@ -208,7 +209,7 @@ def test_all_work_is_on_the_owner_thread(tmp_path: Path, monkeypatch: pytest.Mon
 PREPARE = """
     import sys, threading
     import dflash2_mlx as d2
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     long = d2.GenerationConfig(max_tokens=1500, stop_token_ids=())
 """
 

@@ -5,6 +5,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.rounds import Request
 from dflash2_mlx.session import DFlash2Session, PlainSession, Session
+from tests.pairs import bootstrap_pair
 from tests.tiny import make_tiny_drafter, make_tiny_target
 
 PROMPT = [5, 17, 101, 9, 33, 64, 2, 90, 77, 41, 12]
@@ -44,7 +45,7 @@ def test_a_restored_session_goes_on_as_if_nothing_had_happened(family: str, draf
 
 
 def test_a_running_session_gives_no_snapshot_and_takes_no_second_reply() -> None:
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     session = d2.new_session(engine)
     events = d2.stream_generate(engine, "import os\n", d2.GenerationConfig(max_tokens=300), session=session)
     next(events)

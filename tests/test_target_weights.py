@@ -19,9 +19,9 @@ from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
 from dflash2_mlx.targets.registry import make_target
+from tests.pairs import BOOTSTRAP
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, save_drafter
 
-MINI = Path(d2.__file__).parent / "data" / "mini" / "target"
 IDS = mx.array([[3, 5, 9, 100, 20, 77, 8]])
 NORMS = (
     "input_layernorm.weight",
@@ -38,7 +38,7 @@ def save(folder: Path, config: dict[str, Any], weights: Weights) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((MINI / name).read_bytes())
+        (folder / name).write_bytes((BOOTSTRAP / "target" / name).read_bytes())
     return folder
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,11 @@ import dflash2_mlx as d2
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.text import REPLACEMENT, TextStream
 from tests.engines import tiny_engine
+from tests.pairs import BOOTSTRAP
 from tests.runs import PROMPT, lively_target, plain_reply
 from tests.scripted import ScriptedDrafter
 from tests.tiny import VOCAB
 
-MINI = Path(d2.__file__).parent / "data" / "mini" / "target"
 TEXTS = {
     "ascii": "def add(a, b):\n    return a + b\n",
     "accents": "Ça coûte 12 €, naïve Å Ω — “quoted”",
@@ -142,7 +141,7 @@ def test_a_leading_space_is_lost_once_only():
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return load_tokenizer(MINI)
+    return load_tokenizer(BOOTSTRAP / "target")
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -10,6 +10,7 @@ folder outside the tree, and every stage goes on where an interrupted one stoppe
     python tools/make_mini_pair.py quantize  --work ~/mini
     python tools/make_mini_pair.py questions --work ~/mini
     python tools/make_mini_pair.py check     --work ~/mini
+    python tools/make_mini_pair.py embed     --work ~/mini --drafter ~/mini/drafter
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -26,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from mini.corpus import conversation, questions, training
 from mini.families import FAMILIES
+
+PROMPTS = 4  # embedded of each family
 
 
 def make_tokenizer(arguments: argparse.Namespace) -> None:
@@ -76,12 +80,36 @@ def check(arguments: argparse.Namespace) -> None:
     examine(arguments.target or arguments.work / "target-4bit", arguments.work / "questions.jsonl", arguments.each)
 
 
+def embed(arguments: argparse.Namespace) -> None:
+    """Put the pair and some held-out questions into the package."""
+    work, folder = arguments.work, Path(__file__).resolve().parent.parent / "dflash2_mlx" / "data" / "mini"
+    parts = {
+        "target": [(work / "target-4bit", name) for name in ("config.json", "model.safetensors", "tokenizer.json")]
+        + [(work / "target", "tokenizer_config.json")],
+        "drafter": [(arguments.drafter, name) for name in ("config.json", "model.safetensors")],
+    }
+    for part, files in parts.items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for source, name in files:
+            shutil.copyfile(source / name, folder / part / name)
+    generation = {"eos_token_id": 2, "pad_token_id": 0, "do_sample": True, "temperature": 0.7, "top_p": 0.95}
+    (folder / "target" / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    with (folder / "prompts.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(PROMPTS):
+            for family in FAMILIES:
+                if family != "tools":  # a prompt file tells of no tools
+                    sample = questions(family, PROMPTS)[number]
+                    line = {"family": family, "messages": [{"role": "user", "content": sample.turns[0].user}]}
+                    file.write(json.dumps(line) + "\n")
+
+
 STAGES = {
     "tokenizer": make_tokenizer,
     "target": make_target,
     "quantize": quantize,
     "questions": write_questions,
     "check": check,
+    "embed": embed,
 }
 
 
@@ -95,6 +123,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30_000, help="questions: conversations to train drafters on")
     parser.add_argument("--each", type=int, default=20, help="questions, check: held-out questions of each family")
     parser.add_argument("--target", type=Path, help="check: another folder than the quantized one")
+    parser.add_argument("--drafter", type=Path, help="embed: folder that `dflash2-mlx train` wrote")
     arguments = parser.parse_args()
     STAGES[arguments.stage](arguments)
 

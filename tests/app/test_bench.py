@@ -19,6 +19,7 @@ from dflash2_app.bench.table import lines
 from dflash2_app.commands.bench_apply import apply_block_size, check_apply
 from dflash2_app.commands.options import ModelOptions
 from dflash2_mlx import bench
+from tests.pairs import BOOTSTRAP, bootstrap_pair
 
 from .conftest import Run, environment
 
@@ -36,10 +37,15 @@ def mini() -> d2.Engine:
     return d2.load("mini")
 
 
+@pytest.fixture(scope="module")
+def bare() -> d2.Engine:
+    return bootstrap_pair()
+
+
 @pytest.fixture(autouse=True)
-def loaded_once(mini: d2.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def loaded_once(mini: d2.Engine, bare: d2.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs belong to an engine: with a new one per test, compiling would be most of the time."""
-    monkeypatch.setattr(d2, "load", lambda *_, **__: mini)
+    monkeypatch.setattr(d2, "load", lambda target="mini", *_, **__: bare if str(target) == BARE[1] else mini)
 
 
 def test_a_pair_is_measured(run: Run, tmp_path: Path) -> None:
@@ -89,11 +95,14 @@ def test_the_table_without_a_drafter(run: Run) -> None:
     assert refused.code == 2 and refused.error == "--widths: got 4, expected integers in 1..1: there is no drafter"
 
 
+BARE = ("--model", str(BOOTSTRAP / "target"), "--drafter", str(BOOTSTRAP / "drafter"))  # without a chat template
+
+
 def test_own_prompts_and_a_preset(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("def f(x):\nimport os\n")
-    ran = run("bench", "--prompts", file, "--preset", "announcement", "--max-tokens", "6", "--repeat", "1", "--widths",
-              "1,3", "--top-k", "7", "--no-phases", "--json")  # fmt: skip
+    ran = run("bench", *BARE, "--prompts", file, "--preset", "announcement", "--max-tokens", "6", "--repeat", "1",
+              "--widths", "1,3", "--top-k", "7", "--no-phases", "--json")  # fmt: skip
     assert ran.code == 0, ran.err
     record = json.loads(ran.out)
     drawn = record["sampling"]
@@ -104,7 +113,7 @@ def test_own_prompts_and_a_preset(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_models_own_sampling_must_be_stated(run: Run) -> None:
-    ran = run(*SMALL, "--preset", "default")
+    ran = run(*SMALL, *BARE, "--preset", "default")
     assert ran.code == 1 and "got no generation_config.json" in ran.error
 
 
@@ -202,7 +211,7 @@ def test_ctrl_c_in_a_real_process() -> None:
         (["--plot", "nowhere/picture.png"], "--plot: got 'nowhere/picture.png', expected a writable file"),
         (["--csv", "nowhere/t.csv"], "--csv: got 'nowhere/t.csv', expected a writable file"),
         (["--apply", "--drafter", "none"], "--apply: got it beside --drafter none, expected the configured drafter"),
-        (["--chat-template-args", '{"x": 1}'], "--chat-template-args: got"),
+        (["--model", BARE[1], "--chat-template-args", '{"x": 1}'], "--chat-template-args: got"),
     ],
 )
 def test_bad_options(run: Run, flags: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

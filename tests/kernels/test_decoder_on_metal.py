@@ -22,6 +22,7 @@ from dflash2_mlx.kernels.top_candidates import candidate_lists
 from dflash2_mlx.load import Engine
 from dflash2_mlx.runtime import owner
 from tests.engines import tiny_engine
+from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT, lively_target
 from tests.tiny import make_tiny_drafter
 
@@ -58,11 +59,11 @@ def configs(**changes: object) -> list[d2.GenerationConfig]:
 
 @pytest.fixture
 def twins() -> list[list[int]]:
-    return replies(d2.load("mini"), CODE, configs())
+    return replies(bootstrap_pair(), CODE, configs())
 
 
 def test_the_embedded_pair(twins: list[list[int]], metal: None) -> None:
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     assert replies(engine, CODE, configs()) == twins
     assert_all_ran()
 
@@ -127,7 +128,7 @@ def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
 
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (factory, not device))
     dispatcher.cache_clear()
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     result = d2.generate(engine, CODE, configs()[0])
     assert result.token_ids == twins[0]
     runs = {state.name: state.runs for state in dispatcher().states()}
@@ -145,7 +146,7 @@ def test_kernels_that_raise_leave_the_twins(twins: list[list[int]], monkeypatch:
 
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (factory, False))
     dispatcher.cache_clear()
-    result = d2.generate(d2.load("mini"), CODE, configs()[0])
+    result = d2.generate(bootstrap_pair(), CODE, configs()[0])
     assert result.token_ids == twins[0]
     assert len(result.stats.notices) >= len(KERNELS)
     assert all("the Metal compiler says no" in line for line in dispatcher().notes())

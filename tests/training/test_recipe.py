@@ -18,6 +18,7 @@ from dflash2_mlx.training import (
     parameter_count,
 )
 from dflash2_mlx.weights import expected_shapes
+from tests.pairs import bootstrap_pair
 from tests.tiny import TARGET_CONFIGS
 
 LARGE = {
@@ -80,7 +81,7 @@ def test_a_target_config_without_sizes():
 
 
 def test_the_embedded_target():
-    engine = d2.load("mini")
+    engine = bootstrap_pair()
     raw = config_for(engine, DrafterShape(block_size=5))
     config = d2.DrafterConfig.from_dict(raw)
     check_pair(config, engine.target_config)

@@ -19,6 +19,7 @@ from dflash2_mlx.training import (
     new_drafter,
     train,
 )
+from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT, lively_reply, lively_target
 from tests.scripted import ScriptedDrafter
 from tests.tiny import drafter_config
@@ -28,7 +29,7 @@ SETTINGS = TrainSettings(steps=6, sequences=1, anchors=8, learning_rate=3e-3)
 
 @pytest.fixture(scope="module")
 def engine() -> d2.Engine:
-    return d2.load("mini", target_dtype="float32")
+    return bootstrap_pair(target_dtype="float32")
 
 
 def documents(engine: d2.Engine) -> list[Document]:
@@ -65,7 +66,7 @@ def test_a_run_leaves_a_drafter_a_log_and_no_checkpoints(engine, tmp_path):
     assert [line["loss"] for line in logged] == [event.report.loss for event in events]
     assert logged[-1]["acceptance_length"] == events[-1].acceptance_length >= 1
     assert "| data | a.jsonl |" in (tmp_path / "README.md").read_text()
-    pair = d2.load("mini", tmp_path, target_dtype="float32")
+    pair = bootstrap_pair(tmp_path, target_dtype="float32")
     prompt = "import os\n"
     drafted, plain = (
         d2.generate(pair, prompt, d2.GenerationConfig(max_tokens=20, mode=mode)).token_ids

@@ -51,12 +51,15 @@ def _tool(answer: str, expected: Any) -> bool:
 def _python(answer: str, expected: dict[str, Any]) -> bool:
     """Run the function and the reference on the same arguments, in a process of its own."""
     match = re.search(r"```python\n(.*?)```", answer, re.DOTALL)
-    if match is None:
+    defined = re.findall(r"^def (\w+)\(", match.group(1), re.MULTILINE) if match else []
+    if match is None or not defined:
         return False
-    called = f"[{expected['name']}(*arguments) for arguments in {expected['calls']!r}]"
+    name = expected["name"] if expected["named"] else defined[-1]  # free to choose where none was asked for
+    called = "[{}(*arguments) for arguments in {!r}]"
+    mine, theirs = called.format(name, expected["calls"]), called.format(expected["name"], expected["calls"])
     program = (
         f"mine = {{}}; theirs = {{}}\nexec({match.group(1)!r}, mine)\nexec({expected['source']!r}, theirs)\n"
-        f"assert eval({called!r}, mine) == eval({called!r}, theirs)\n"
+        f"assert eval({mine!r}, mine) == eval({theirs!r}, theirs)\n"
     )
     try:
         done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, timeout=5)

@@ -1,4 +1,4 @@
-"""What the chat's tests share: the embedded pair made to chat, an empty base folder, a view that remembers."""
+"""What the chat's tests share: the bootstrap pair made to chat, an empty base folder, a view that remembers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import dflash2_mlx as d2
 from dflash2_app.chat.app import ChatApp
 from dflash2_app.chat.settings import ReplySettings
 from dflash2_app.chat.store import ChatStore
+from tests.pairs import BOOTSTRAP
 
-MINI = Path(d2.__file__).parent / "data" / "mini"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -24,15 +24,15 @@ TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `target`, the embedded one with a chat template, and `drafter`."""
+    """A folder with `target`, the bootstrap one with a chat template, and `drafter`."""
     folder = tmp_path_factory.mktemp("pair")
     (folder / "target").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        (folder / "target" / name).symlink_to(MINI / "target" / name)
-    settings = json.loads((MINI / "target" / "tokenizer_config.json").read_text(encoding="utf-8"))
+        (folder / "target" / name).symlink_to(BOOTSTRAP / "target" / name)
+    settings = json.loads((BOOTSTRAP / "target" / "tokenizer_config.json").read_text(encoding="utf-8"))
     settings["chat_template"] = TEMPLATE
     (folder / "target" / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-    (folder / "drafter").symlink_to(MINI / "drafter")
+    (folder / "drafter").symlink_to(BOOTSTRAP / "drafter")
     return folder
 
 
@@ -104,7 +104,7 @@ def view() -> RecordingView:
 
 @pytest.fixture
 def app(engine: d2.Engine, view: RecordingView, base: Path) -> ChatApp:
-    """A chat of short replies with the embedded pair."""
+    """A chat of short replies with the bootstrap pair."""
 
     def load(target: str, drafter: str | None) -> d2.Engine:
         if "missing" in (target, drafter):

@@ -15,6 +15,7 @@ from dflash2_app.chat.app import ChatApp
 from dflash2_app.chat.loop import run_chat
 from dflash2_app.chat.slash import COMMANDS, Leave, completions, obey
 from dflash2_app.errors import AppError, UsageError
+from tests.pairs import BOOTSTRAP
 
 from .conftest import RecordingView
 
@@ -237,13 +238,13 @@ def test_thinking_is_told_to_the_template(app: ChatApp, view: RecordingView) -> 
 
 
 def test_a_target_without_a_template(app: ChatApp, view: RecordingView) -> None:
-    app.switch("mini", None)
+    app.switch(str(BOOTSTRAP / "target"), None)
     assert view.said[-1].startswith("note: the target has no chat template")
     app.ask(QUESTION)
     app.ask(QUESTION)
     first, second = app.chat.messages[1], app.chat.messages[3]
     assert first.content == second.content, "a message is continued without those before it"
-    with pytest.raises(AppError, match="/system: got 'x', expected none: mini has no chat template"):
+    with pytest.raises(AppError, match=r"/system: got 'x', expected none: .*target has no chat template"):
         obey(app, "/system x")
     with pytest.raises(AppError, match="/think: got 'on'"):
         obey(app, "/think on")

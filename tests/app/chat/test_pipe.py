@@ -15,6 +15,7 @@ from dflash2_app.commands.options import ModelOptions
 from dflash2_app.output import Output
 from dflash2_app.settings.paths import find_base
 from dflash2_app.settings.store import Store
+from tests.pairs import BOOTSTRAP
 
 from ..conftest import Run, spawn
 
@@ -106,12 +107,19 @@ def test_options_reach_the_replies(run: Run, flags: list[str | Path], base: Path
 
 
 def test_without_a_model_the_mini_pair_starts_and_says_so() -> None:
-    ran = spawn("chat", "--max-tokens", "4", stdin="def f():\n")
-    assert ran.code == 0 and ran.out
+    ran = spawn("chat", "--max-tokens", "40", stdin="What is the capital of France?\n")
+    assert ran.code == 0 and "Paris" in ran.out
     assert "using the embedded mini pair" in ran.err
+
+
+def test_a_target_without_a_template_says_so(run: Run) -> None:
+    flags = ["chat", "--model", BOOTSTRAP / "target"]
+    ran = run(*flags, "--max-tokens", "4", stdin="def f():\n")
+    assert ran.code == 0 and ran.out
     assert "no chat template: each message is continued as bare text" in ran.err
-    ran = spawn("chat", "--system", "x", stdin="")
-    assert ran.code == 2 and ran.error.startswith("--system: got 'x', expected none: mini has no chat template")
+    ran = run(*flags, "--system", "x", stdin="")
+    assert ran.code == 2 and ran.error.startswith("--system: got 'x', expected none: ")
+    assert ran.error.endswith("has no chat template")
 
 
 @pytest.mark.parametrize(("answer", "downloads"), [("y", True), ("n", False)])

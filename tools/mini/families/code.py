@@ -164,4 +164,6 @@ def code(rng: random.Random) -> Sample:
         user += " Explain it briefly."
         answer = f"{answer}\n\nThe function `{name}` takes `{parameters}` and {description}."
     thought = f"The function takes {parameters} and {description}. I call it {name}."
-    return single("code", user, answer, thought, Check("python", {"name": name, "source": source, "calls": calls}))
+    return single(
+        "code", user, answer, thought, Check("python", {"name": name, "named": named, "source": source, "calls": calls})
+    )
