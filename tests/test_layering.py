@@ -90,7 +90,9 @@ APPLICATION = [
 OPEN_LAYERS = {"training.*", "analysis.*", "models.*", "web.*", "commands.*"}
 
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2"}  # jinja2: what chat templates raise
-APPLICATION_NEEDS = {"dflash2_mlx", "huggingface_hub", "matplotlib", "rich", "starlette", "typer", "uvicorn"}
+APPLICATION_NEEDS = {
+    "dflash2_mlx", "huggingface_hub", "llguidance", "matplotlib", "numpy", "rich", "starlette", "typer", "uvicorn"
+}  # fmt: skip
 # What an application may import of the library: its public names and the two public sub-packages.
 PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis"}
 

@@ -19,12 +19,13 @@ import typer
 from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.generate import generate
+from .commands.serve import serve
 from .commands.train import train
 from .errors import INTERRUPTED, USAGE, ReaderGone, explain
 from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
-COMMANDS = {"generate": generate, "demo": demo, "doctor": doctor, "train": train}
+COMMANDS = {"generate": generate, "demo": demo, "serve": serve, "doctor": doctor, "train": train}
 
 app = typer.Typer(name=NAME, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 for _name, _command in COMMANDS.items():
