@@ -48,13 +48,12 @@ class Grammars:
             param: the request's field, for the message of a schema that cannot be enforced.
             lead: whether line ends may come first, as they do after thinking.
         """
-        compiled = _json_grammar(schema)
-        fault = self._fault(compiled)
+        fault = self._fault(_json_grammar(schema))
         if fault:
             raise ApiError(
                 f"{param}: got a schema that cannot be enforced ({fault}), expected one this server knows", param=param
             )
-        return self._matcher(f"start: {_LEAD if lead else ''} value\nvalue: %json {json.dumps(schema)}\n")
+        return self._matcher(f"start: {_LEAD if lead else ''} value\nvalue: %json {_json_text(schema)}\n")
 
     def tool_call(self, form: str, tools: Sequence[Mapping[str, Any]]) -> Matcher:
         """What stands between the marks of a tool call: one call of one of the tools.
@@ -97,6 +96,15 @@ class Grammars:
 
 
 _LEAD = r"/\n{0,2}/"
+# Blanks between the parts of a JSON text: enough to indent it, not so many that a model could go on with them for ever.
+_BLANKS = r"[ \n]{0,32}"
+
+
+def _json_text(schema: Mapping[str, Any] | bool) -> str:
+    """A schema as the grammar takes it."""
+    if isinstance(schema, Mapping) and "x-guidance" not in schema:
+        schema = {**schema, "x-guidance": {"whitespace_pattern": _BLANKS}}
+    return json.dumps(schema)
 
 
 def _json_grammar(schema: Mapping[str, Any] | bool) -> str:
@@ -109,7 +117,7 @@ def _json_calls(names: Sequence[str], schemas: Sequence[Mapping[str, Any]]) -> s
     rules = []
     for at, (name, schema) in enumerate(zip(names, schemas, strict=True)):
         head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
-        rules.append(f'call{at}: {head} arguments{at} "}}"\narguments{at}: %json {json.dumps(schema)}')
+        rules.append(f'call{at}: {head} arguments{at} "}}"\narguments{at}: %json {_json_text(schema)}')
     choices = " | ".join(f"call{at}" for at in range(len(names)))
     return f'start: "\\n" one "\\n"\none: {choices}\n' + "\n".join(rules) + "\n"
 
@@ -125,7 +133,7 @@ def _xml_calls(names: Sequence[str], schemas: Sequence[Mapping[str, Any]]) -> st
             parts.append(rule + optional)
             head = json.dumps(f"<parameter={key}>\n")
             if isinstance(inner, Mapping) and inner.get("type") not in (None, "string"):
-                rules.append(f'{rule}: {head} v{rule} "\\n</parameter>\\n"\nv{rule}: %json {json.dumps(inner)}')
+                rules.append(f'{rule}: {head} v{rule} "\\n</parameter>\\n"\nv{rule}: %json {_json_text(inner)}')
             elif isinstance(inner, Mapping) and all(isinstance(word, str) for word in inner.get("enum", [0])):
                 words = " | ".join(json.dumps(word) for word in inner["enum"])
                 rules.append(f'{rule}: {head} ({words}) "\\n</parameter>\\n"')
