@@ -26,7 +26,7 @@ from .rules import (
     ThinkingMarks,
     Vocabulary,
 )  # fmt: skip
-from .served import Served
+from .served import INSIDE, NO_THINKING, Served
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -67,17 +67,18 @@ class Reply:
         self.served, self.ask = served, ask
         try:
             vocabulary = Vocabulary(served.vocab_size, served.engine.stop_token_ids)
-            marks, opened = _thinking_marks(served, ask), False
-            if marks is not None:
+            if ask.config.chat_template and thinks(served):
                 served.stream(ask.prompt, ask.config).close()  # the library says what is wrong with a prompt
-                opened = served.opens_thinking(ask.prompt, ask.config)
+            begins = served.thinking_state(ask.prompt, ask.config)
+            opened = begins == INSIDE
+            marks = None if begins == NO_THINKING else _thinking_marks(served)
             rules = _rules(served, ask, vocabulary, marks, opened)
             constraint = None if rules is None else ReplyRules(rules)
             self.events: Generator[d2.GenerationEvent, None, None] = served.stream(ask.prompt, ask.config, constraint)
         except d2.Dflash2Error as error:
             raise from_library(error) from None
         self._place = None if marks is None else _thinking(vocabulary, marks, opened, None, Anything(vocabulary))
-        self._reader = _part_reader(served, ask, opened)
+        self._reader = _part_reader(served, ask, marks is not None, opened)
         self._ids: list[int] = []
         self._text: list[str] = []
         self.outcome = Outcome("", d2.GenerationStats("", None))
@@ -129,15 +130,13 @@ class Reply:
             out.stop_text = next((stop for stop in self.ask.config.stop if rest.startswith(stop)), None)
 
 
-def _thinking_marks(served: Served, ask: Ask) -> ThinkingMarks | None:
-    if isinstance(ask.prompt, str) or not ask.config.chat_template or not thinks(served):
-        return None
+def _thinking_marks(served: Served) -> ThinkingMarks:
     return ThinkingMarks(tuple(served.tokenizer.think_start_tokens), tuple(served.tokenizer.think_end_tokens))
 
 
-def _part_reader(served: Served, ask: Ask, opened: bool) -> PartReader:
+def _part_reader(served: Served, ask: Ask, may_think: bool, opened: bool) -> PartReader:
     thinking = calls = None
-    if _thinking_marks(served, ask) is not None:
+    if may_think:
         thinking = Marks(served.tokenizer.think_start, served.tokenizer.think_end)
     if ask.tools:
         marks = Marks(served.tokenizer.tool_call_start, served.tokenizer.tool_call_end)

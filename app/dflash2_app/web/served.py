@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 PLAIN, DFLASH2 = "plain", "dflash2"
+INSIDE, BEFORE, NO_THINKING = "inside", "before", "none"  # where a reply begins
 NO_DRAFTER = "no drafter given"
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -91,12 +92,20 @@ class Served:
             return len(self.tokenizer.encode(prompt))
         return len(self._render(prompt, config, tokenize=True))
 
-    def opens_thinking(self, prompt: Prompt, config: d2.GenerationConfig) -> bool:
-        """Whether the chat template ends the prompt with the mark that opens thinking."""
-        if isinstance(prompt, str) or not self.tokenizer.has_chat_template or not self.tokenizer.has_thinking:
-            return False
-        text = str(self._render(prompt, config, tokenize=False))
-        return text.rstrip().endswith(self.tokenizer.think_start)
+    def thinking_state(self, prompt: Prompt, config: d2.GenerationConfig) -> str:
+        """Where a reply to this prompt begins, by the marks at the prompt's end.
+
+        Returns:
+            "inside" the thinking, "before" it (the model may think or not), or "none": past it, or without any.
+        """
+        tokenizer = self.tokenizer
+        templated = tokenizer.has_chat_template and config.chat_template
+        if isinstance(prompt, str) or not templated or not tokenizer.has_thinking:
+            return NO_THINKING
+        text = str(self._render(prompt, config, tokenize=False)).rstrip()
+        if text.endswith(tokenizer.think_start):
+            return INSIDE
+        return NO_THINKING if text.endswith(tokenizer.think_end) else BEFORE
 
     def _render(self, prompt: Prompt, config: d2.GenerationConfig, *, tokenize: bool) -> Any:
         if not self.tokenizer.has_chat_template:

@@ -238,7 +238,8 @@ def test_a_schema_shapes_the_answer_and_drafting_does_not_change_it(server: Runn
 
 def test_json_mode_and_schemas_that_cannot_be_enforced(server: Running) -> None:
     bias = {str(byte): -20 for byte in b' \n",:[{\\0123456789'}
-    reply = chat(server, max_tokens=40, temperature=0, response_format={"type": "json_object"}, logit_bias=bias)
+    fields = {"response_format": {"type": "json_object"}, "reasoning_effort": "none", "logit_bias": bias}
+    reply = chat(server, max_tokens=40, temperature=0, **fields)
     assert isinstance(json.loads(reply.choices[0].message.content), dict)
     wrong = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"unevaluatedItems": 3}}}
     status, error = refused(server, response_format=wrong)
@@ -273,7 +274,7 @@ def test_a_call_can_be_forced(parser: str) -> None:
     sources = [source_of(tiny_served("tiny", **made)), source_of(tiny_served("plain", drafts=False, **made))]
     tools = [WEATHER] if choice == "required" else [tool("other"), WEATHER]
     fields = {"tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 120,
-              "logit_bias": {"32": -50, "10": -50}}  # fmt: skip
+              "logit_bias": {"32": -50, "10": -50}, "reasoning_effort": "none"}  # fmt: skip
     with serving(*sources) as server:
         made_calls = [chat(server, model, **fields).choices[0] for model in ("tiny", "plain")]
     for made_call in made_calls:

@@ -103,7 +103,7 @@ def test_json_of_a_schema(grammars: Grammars) -> None:
     for text in ('{"a": "1"}', "{}", '{"a": 1, "b": 2}', '{"a": 1', '{"a": 1} ', "", f'{{{" " * 40}"a": 1}}'):
         assert not fits(plain, text), text
     for wrong in ({"type": "what"}, {"$ref": "#/no"}, {"pattern": "(", "type": "string"}, {"unevaluatedItems": 1}):
-        with pytest.raises(ApiError, match="my.field: got a schema that cannot be enforced"):
+        with pytest.raises(ApiError, match=r"my\.field: got a schema that cannot be enforced"):
             grammars.schema(wrong, "my.field")
 
 
