@@ -14,10 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from .api.anthropic import Messages
 from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
-from .endpoint import TextEndpoint
+from .api.responses import Responses
+from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .models_api import ModelsApi
@@ -46,6 +48,9 @@ def make_app(service: Service, *, version: str, api_key: str | None = None, prel
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/v1/chat/completions", TextEndpoint(service, ChatCompletions()), methods=["POST"]),
         Route("/v1/completions", TextEndpoint(service, Completions()), methods=["POST"]),
+        Route("/v1/responses", TextEndpoint(service, Responses()), methods=["POST"]),
+        Route("/v1/messages", TextEndpoint(service, Messages()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
 
     @asynccontextmanager

@@ -14,14 +14,48 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from .api.errors import INTERNAL, QUEUE_FULL, ApiError
-from .api.fields import parse_json
+from .api.anthropic import MessagesCall
+from .api.errors import INTERNAL, QUEUE_FULL, ApiError, from_library
+from .api.fields import Fields, parse_json
 from .api.interface import Call, Interface
 from .http import ClientGone, EventStream, json_response, read_body, while_connected
+from .served import Served
 from .service import Running, Service
 
 log = logging.getLogger("dflash2.serve")
 SIGN_S = 5.0  # how often a waiting client is told its place
+
+
+class CountEndpoint:
+    """How many tokens a prompt of Anthropic's form has."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(Request(scope, receive), self._service.limits)
+            counted = await self._count(MessagesCall(Fields(parse_json(body)), counting=True))
+            response = json_response({"input_tokens": counted})
+        except ClientGone:
+            return
+        except ApiError as error:
+            response = json_response(error.anthropic(), error.status)
+        await response(scope, receive, send)
+
+    async def _count(self, call: MessagesCall) -> int:
+        async with self._service.pool.using(call.model) as served:
+            return await asyncio.to_thread(_count, served, call)
+
+
+def _count(served: Served, call: MessagesCall) -> int:
+    import dflash2_mlx as d2
+
+    ask = call.ask(served)
+    try:
+        return served.count_tokens(ask.prompt, ask.config)
+    except d2.Dflash2Error as error:
+        raise from_library(error) from None
 
 
 class TextEndpoint:
@@ -58,11 +92,14 @@ class TextEndpoint:
         while running.position:
             await stream.comment(f"queue position {running.position}")
             await running.turn(SIGN_S)
-        writer = call.writer(running.served)
+        await stream.comment("running")
+        writer, began = call.writer(running.served), False
         try:
-            await stream.frames(*writer.start())
             async with aclosing(running.parts()) as told:  # type: ignore[type-var]
                 async for parts, logprobs in told:
+                    if not began:
+                        began = True
+                        await stream.frames(*writer.start(running.outcome))
                     await stream.frames(*writer.parts(parts, logprobs))
             await stream.frames(*writer.finish(running.outcome))
         except ApiError as error:

@@ -112,7 +112,7 @@ class ChatWriter:
         self._head = openai.head("chat.completion.chunk", "chatcmpl-", call.model)
         self._calls = 0
 
-    def start(self) -> list[Frame]:
+    def start(self, outcome: Outcome) -> list[Frame]:
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:

@@ -116,7 +116,7 @@ class CompletionWriter:
         self._head = openai.head("text_completion", "cmpl-", call.model)
         self._logprobs = None if call.logprobs is None else _Logprobs(served, call.logprobs)
 
-    def start(self) -> list[Frame]:
+    def start(self, outcome: Outcome) -> list[Frame]:
         return []
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:

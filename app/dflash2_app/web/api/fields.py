@@ -58,6 +58,10 @@ class Fields:
         """The value as it came, None when absent; the field now counts as read."""
         return self._raw.pop(field, None)
 
+    def peek(self, field: str) -> Any:
+        """The value as it came, without taking it."""
+        return self._raw.get(field)
+
     def text(self, field: str) -> str | None:
         value = self.take(field)
         if value is not None and not isinstance(value, str):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Writer(Protocol):
     """Makes the events of one streamed reply."""
 
-    def start(self) -> list[Frame]: ...
+    def start(self, outcome: Outcome) -> list[Frame]:
+        """With the first event: the outcome's statistics know the prompt."""
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]: ...
 
