@@ -17,20 +17,24 @@ SCRIPT = f"<think>\nhm\n</think>\n\nLet me see.\n{CALL}"
 
 
 def ask(server: Running, model: str = "tiny", **fields: Any) -> Any:
-    return server.anthropic.messages.create(**{"model": model, "messages": HELLO, "max_tokens": 16, **fields})
+    # Newer clients have no temperature of their own; the interface does.
+    extra = {"temperature": 0, **fields.pop("extra_body", {})}
+    fields = {"model": model, "messages": HELLO, "max_tokens": 16, **fields}
+    return server.anthropic.messages.create(**fields, extra_body=extra)
 
 
 def test_the_text_is_the_library_s_own(server: Running) -> None:
-    whole = ask(server, temperature=0)
+    whole = ask(server)
     expected = plain_text(tiny_engine(), HELLO, max_tokens=16)
     assert [block.text for block in whole.content] == [expected]
     assert (whole.stop_reason, whole.stop_sequence, whole.role) == ("max_tokens", None, "assistant")
     assert whole.usage.output_tokens == 16 and whole.usage.dflash2["mode"] == "dflash2"
-    with server.anthropic.messages.stream(model="tiny", messages=HELLO, max_tokens=16, temperature=0) as stream:
+    greedy = {"temperature": 0}
+    with server.anthropic.messages.stream(model="tiny", messages=HELLO, max_tokens=16, extra_body=greedy) as stream:
         assert "".join(stream.text_stream) == expected
         final = stream.get_final_message()
     assert final.stop_reason == "max_tokens" and final.usage.input_tokens == whole.usage.input_tokens > 0
-    cut = ask(server, temperature=0, stop_sequences=["zzz", expected[5:8]])
+    cut = ask(server, stop_sequences=["zzz", expected[5:8]])
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", expected[5:8])
     assert cut.content[0].text == expected[: expected.index(expected[5:8])]
 
@@ -60,7 +64,8 @@ def test_a_conversation_reaches_the_template() -> None:
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
                                               {"type": "text", "text": "Let me see."},
                                               {"type": "tool_use", "id": "t1", "name": "weather", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "no",
+                                          "is_error": True},
                                          {"type": "text", "text": "So?"}]},
         ])  # fmt: skip
     call = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": {"a": 1}}}
@@ -79,13 +84,13 @@ def test_thinking_can_be_limited_and_switched_off(server: Running) -> None:
         ask(other, "scripted", output_config={"effort": "low"})
         assert switched.asked[-1][2] is not None
     opened = {"chat_template_kwargs": {"open_thinking": True}}
-    limited = ask(server, temperature=0, thinking={"type": "enabled", "budget_tokens": 5}, extra_body=opened)
+    limited = ask(server, thinking={"type": "enabled", "budget_tokens": 5}, extra_body=opened)
     assert [block.type for block in limited.content] == ["thinking", "text"]
     assert len(limited.content[0].thinking) == 5 and len(limited.content[1].text) == 10
 
 
 def test_calls_and_schemas_can_be_forced(server: Running) -> None:
-    off = {"thinking": {"type": "disabled"}, "max_tokens": 120, "temperature": 0,
+    off = {"thinking": {"type": "disabled"}, "max_tokens": 120,
            "extra_body": {"logit_bias": {"32": -50, "10": -50}}}  # fmt: skip
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
         forced = ask(server, tools=[TOOL], tool_choice=choice, **off)
@@ -110,8 +115,10 @@ def test_tokens_are_counted(server: Running) -> None:
     ("messages", [{"role": "system", "content": "x"}]), ("messages", [{"role": "assistant", "content": "So"}]),
     ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]),
-    ("thinking", {"type": "enabled"}), ("thinking", {"type": "maybe"}), ("thinking", {"type": "disabled", "budget_tokens": 5}),
-    ("tools", [{"type": "web_search_20250305", "name": "web_search"}]), ("tools", [{"name": "a b", "input_schema": {}}]),
+    ("thinking", {"type": "enabled"}), ("thinking", {"type": "maybe"}),
+    ("thinking", {"type": "disabled", "budget_tokens": 5}),
+    ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
+    ("tools", [{"name": "a b", "input_schema": {}}]),
     ("tool_choice", {"type": "any"}), ("tool_choice", {"type": "what"}), ("output_config", {"effort": "huge"}),
     ("output_config", {"format": {"type": "xml"}}), ("container", "c"), ("mcp_servers", [{}]), ("no_such_field", 1),
 ])  # fmt: skip

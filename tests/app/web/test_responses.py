@@ -50,8 +50,10 @@ def test_thinking_text_and_calls_are_items() -> None:
             assert thinking.content[0].text == "hm\n" and message.content[0].text == "Let me see."
             assert call.name == "weather" and json.loads(call.arguments) == {"a": 1}
             assert response.status == "completed"
-        deltas = {kind: "".join(event.delta for event in events if event.type == kind) for kind in (
-            "response.reasoning_text.delta", "response.output_text.delta", "response.function_call_arguments.delta")}  # fmt: skip
+        kinds = ("reasoning_text", "output_text", "function_call_arguments")
+        deltas = {
+            kind: "".join(event.delta for event in events if event.type == f"response.{kind}.delta") for kind in kinds
+        }
         assert list(deltas.values()) == ["hm\n", "Let me see.", call.arguments]
         done = [event.item for event in events if event.type == "response.output_item.done"]
         assert [item.id for item in done] == [item.id for item in events[-1].response.output]
