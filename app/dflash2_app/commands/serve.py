@@ -66,7 +66,8 @@ class ServedModels:
         from ..web.served import CommandLineSource
 
         models = self.model or [MINI]
-        drafters: list[str | None] = list(self.drafter or [None] * len(models))
+        nothing: list[str | None] = [None] * len(models)
+        drafters = list(self.drafter) if self.drafter else nothing
         return [self._source(CommandLineSource, *pair) for pair in zip(models, drafters, strict=True)]
 
     def _source(self, kind: type[CommandLineSource], target: str, drafter: str | None) -> CommandLineSource:
@@ -134,13 +135,14 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
             if models.model is None:
                 out.note("no --model given: serving the embedded mini pair")
             _start_log(server.log_level)
+            application = _application(models, server, limits, out)
             host, port = claimed.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             out.info(f"serving {', '.join(source.name for source in models.sources())} on http://{shown}:{port}/v1")
-            run(_application(models, server, limits), claimed)
+            run(application, claimed)
 
 
-def _application(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> Any:
+def _application(models: ServedModels, server: ServerOptions, limits: LimitOptions, out: Output) -> Any:
     import dflash2_mlx as d2
 
     from ..web.app import make_app
@@ -149,10 +151,14 @@ def _application(models: ServedModels, server: ServerOptions, limits: LimitOptio
     from ..web.service import Limits, Service
 
     most_bytes = None if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
-    pool = ModelPool(models.sources(), most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload)
+    sources = models.sources()
+    pool = ModelPool(sources, most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload)
+    if models.preload:
+        out.status(f"loading {sources[0].name}")
+        pool.adopt(sources[0].load())  # here, so that a model that cannot be loaded ends the command
     desk = Desk(limits.max_running, limits.max_waiting, limits.stuck_after)
     service = Service(pool, desk, Limits(body_bytes=int(limits.max_body_mb * 10**6)))
-    return make_app(service, version=d2.__version__, api_key=server.key, preload=models.preload)
+    return make_app(service, version=d2.__version__, api_key=server.key)
 
 
 def _defaults() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,12 +29,11 @@ log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for
 
 
-def make_app(service: Service, *, version: str, api_key: str | None = None, preload: bool = False) -> Starlette:
+def make_app(service: Service, *, version: str, api_key: str | None = None) -> Starlette:
     """The ASGI application.
 
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
-        preload: load the first model at start instead of at the first request.
     """
     models = ModelsApi(service, version)
     routes = [
@@ -55,16 +54,13 @@ def make_app(service: Service, *, version: str, api_key: str | None = None, prel
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_unload_idle(service))]
-        if preload:
-            tasks.append(asyncio.create_task(_load_first(service)))
+        sweeping = asyncio.create_task(_unload_idle(service))
         try:
             yield
         finally:
             service.desk.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
 
     return Starlette(
         routes=routes,
@@ -81,11 +77,6 @@ async def _unload_idle(service: Service) -> None:
         await asyncio.sleep(SWEEP_S)
         for name in service.pool.unload_idle():
             log.info("unloaded %s: idle", name)
-
-
-async def _load_first(service: Service) -> None:
-    with suppress(ApiError):  # it is in the log, and in the status of the model
-        await service.pool.load(service.pool.names[0])
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -76,8 +76,8 @@ class TextEndpoint:
             await self._refuse(error, stream, scope, receive, send)
         except Exception:
             log.exception("a request of %s failed", scope["path"])
-            error = ApiError("the server has made a mistake; its log tells more", status=INTERNAL)
-            await self._refuse(error, stream, scope, receive, send)
+            fault = ApiError("the server has made a mistake; its log tells more", status=INTERNAL)
+            await self._refuse(fault, stream, scope, receive, send)
 
     async def _serve(self, call: Call, stream: EventStream, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._service.reply(call.model, call.ask) as running:

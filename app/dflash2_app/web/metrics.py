@@ -65,15 +65,15 @@ class Metrics:
         samples["dflash2_requests_running", ()] = running
         samples["dflash2_requests_waiting", ()] = waiting
         for model in models:
-            labels = (("model", str(model["id"])),)
+            labels: _Labels = (("model", str(model["id"])),)
             samples["dflash2_model_loaded", labels] = int(model["loaded"])
             samples["dflash2_model_dflash_active", labels] = int(bool(model["dflash_active"]))
         lines = []
         for name, (kind, text) in HELP.items():
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            for (own, labels), value in sorted(samples.items()):
+            for (own, shown), value in sorted(samples.items()):
                 if own == name:
-                    lines.append(f"{name}{_shown(labels)} {value:.9g}")
+                    lines.append(f"{name}{_shown(shown)} {value:.9g}")
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, value: float, **labels: str) -> None:

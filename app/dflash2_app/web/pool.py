@@ -65,6 +65,11 @@ class ModelPool:
     def names(self) -> list[str]:
         return list(self._entries)
 
+    def adopt(self, served: Served) -> None:
+        """Take a model that was loaded elsewhere, before anybody asked for it."""
+        entry = self._find(served.name)
+        entry.served, entry.last_use = served, self._clock()
+
     def check(self, name: str) -> None:
         """Refuse a name nobody knows.
 

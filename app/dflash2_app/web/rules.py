@@ -150,7 +150,7 @@ class BeforeThinking:
 
     vocabulary: Vocabulary
     marks: ThinkingMarks
-    inside: Thinking
+    inside: Stage
     answer: Stage
 
     def mask(self) -> np.ndarray:

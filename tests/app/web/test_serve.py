@@ -46,6 +46,12 @@ def test_wrong_options_are_refused(run: Run, arguments: list[str], message: str)
     assert ran.error.startswith(message) and ran.code in (1, 2)
 
 
+@pytest.mark.parametrize("model", ["/no/such/folder", "nobody/nothing"])
+def test_a_model_that_cannot_be_loaded_ends_the_command(run: Run, model: str) -> None:
+    ran = run("serve", "--port", "0", "--model", model)
+    assert ran.code == 1 and model in ran.error and "unexpected" not in ran.error
+
+
 def test_models_and_drafters_belong_together(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()

@@ -86,11 +86,11 @@ def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = 2.0
         "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10),
     }  # fmt: skip
     for name, (low, high) in ranges.items():
-        value = fields.number(name, low, high)
-        if value is not None:
-            draft.sampling[name] = value
-    for name, high in (("top_k", None), ("seed", 2**64 - 1)):
-        count = fields.integer(name, 0, high)
+        drawn = fields.number(name, low, high)
+        if drawn is not None:
+            draft.sampling[name] = drawn
+    for name, most in (("top_k", 2**31 - 1), ("seed", 2**64 - 1)):
+        count = fields.integer(name, 0, most)
         if count is not None:
             draft.sampling[name] = count
     bias = fields.mapping("logit_bias")
