@@ -19,6 +19,7 @@ from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
     from ..web.served import CommandLineSource
+    from ..web.service import Service
 
 KEY_VARIABLE = "DFLASH2_API_KEY"
 GIGA = 10**9
@@ -128,6 +129,9 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
             f"an --api-key allows it"
         )
     with Output() as out:
+        import dflash2_mlx as d2
+
+        from ..web.app import make_app
         from ..web.server import bind, run
 
         claimed = bind("127.0.0.1" if server.host == "localhost" else server.host, server.port)
@@ -135,17 +139,15 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
             if models.model is None:
                 out.note("no --model given: serving the embedded mini pair")
             _start_log(server.log_level)
-            application = _application(models, server, limits, out)
+            service = _service(models, limits, out)
             host, port = claimed.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             out.info(f"serving {', '.join(source.name for source in models.sources())} on http://{shown}:{port}/v1")
-            run(application, claimed)
+            run(make_app(service, version=d2.__version__, api_key=server.key), claimed, service.stop)
 
 
-def _application(models: ServedModels, server: ServerOptions, limits: LimitOptions, out: Output) -> Any:
-    import dflash2_mlx as d2
-
-    from ..web.app import make_app
+def _service(models: ServedModels, limits: LimitOptions, out: Output) -> Service:
+    """What the server works with; the first model is loaded here, so that one that cannot be ends the command."""
     from ..web.desk import Desk
     from ..web.pool import ModelPool
     from ..web.service import Limits, Service
@@ -155,10 +157,9 @@ def _application(models: ServedModels, server: ServerOptions, limits: LimitOptio
     pool = ModelPool(sources, most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload)
     if models.preload:
         out.status(f"loading {sources[0].name}")
-        pool.adopt(sources[0].load())  # here, so that a model that cannot be loaded ends the command
+        pool.adopt(sources[0].load())
     desk = Desk(limits.max_running, limits.max_waiting, limits.stuck_after)
-    service = Service(pool, desk, Limits(body_bytes=int(limits.max_body_mb * 10**6)))
-    return make_app(service, version=d2.__version__, api_key=server.key)
+    return Service(pool, desk, Limits(body_bytes=int(limits.max_body_mb * 10**6)))
 
 
 def _defaults() -> Any:

@@ -18,7 +18,7 @@ from .api.anthropic import MessagesCall
 from .api.errors import INTERNAL, QUEUE_FULL, ApiError, from_library
 from .api.fields import Fields, parse_json
 from .api.interface import Call, Interface
-from .http import ClientGone, EventStream, json_response, read_body, while_connected
+from .http import ClientGone, EventStream, Frame, json_response, read_body, while_connected
 from .served import Served
 from .service import Running, Service
 
@@ -69,7 +69,8 @@ class TextEndpoint:
         try:
             body = await read_body(Request(scope, receive), self._service.limits)
             call = self._interface.read(parse_json(body))
-            await while_connected(receive, self._serve(call, stream, scope, receive, send))
+            work = self._serve(call, stream, scope, receive, send)
+            await while_connected(receive, self._service.stopping, work)
         except ClientGone:
             log.info("the client of %s left", scope["path"])
         except ApiError as error:
@@ -108,12 +109,14 @@ class TextEndpoint:
 
     async def _refuse(self, error: ApiError, stream: EventStream, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell the client, as far as it still listens."""
-        if stream.started:
-            return
+        shape = self._interface.error(error)
         headers = {"retry-after": "1"} if error.status == QUEUE_FULL else None
-        with_headers = json_response(self._interface.error(error), error.status, headers)
         try:
             async with asyncio.timeout(self._service.limits.write_s):
-                await with_headers(scope, receive, send)
-        except (TimeoutError, OSError):
+                if stream.started:
+                    await stream.frames(Frame(shape, shape.get("type")))
+                    await stream.end()
+                else:
+                    await json_response(shape, error.status, headers)(scope, receive, send)
+        except (TimeoutError, OSError, ClientGone):
             log.info("the client of %s left", scope["path"])

@@ -22,6 +22,10 @@ from .metrics import Metrics
 log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/health",)  # tells nothing but that the server is up
 ANTHROPIC_PATHS = ("/v1/messages",)
+COUNTED_PATHS = frozenset(
+    """/health /metrics /v1/models /v1/models/status /v1/chat/completions /v1/completions
+/v1/responses /v1/messages /v1/messages/count_tokens""".split()
+)
 
 
 def is_loopback(host: str) -> bool:
@@ -106,5 +110,7 @@ def _path(scope: Scope) -> str:
 
 def _known(scope: Scope) -> str:
     """The path for a metric; of unknown ones there would be no end."""
-    route = scope.get("route")
-    return str(route.path) if route is not None else "other"
+    path = str(scope["path"])
+    if path in COUNTED_PATHS:
+        return path
+    return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
-from .api.errors import TIMEOUT, TOO_LARGE, ApiError
+from .api.errors import TIMEOUT, TOO_LARGE, UNAVAILABLE, ApiError
 from .service import Limits
 
 T = TypeVar("T")
@@ -95,22 +95,26 @@ def _too_large(size: object, limits: Limits) -> ApiError:
     return ApiError(f"body: got {size} bytes, expected at most {limits.body_bytes}", status=TOO_LARGE)
 
 
-async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Do the work, and stop it when the client leaves.
+async def while_connected(receive: Receive, stopping: asyncio.Event, work: Awaitable[T]) -> T:
+    """Do the work, and stop it when the client leaves or the server has to end.
 
     Raises:
         ClientGone: it left before the work was done.
+        ApiError: the server is shutting down (503).
     """
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_gone(receive))
+    stopped = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        await asyncio.wait({task, gone, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if stopped.done():
+            raise ApiError("the server is shutting down", status=UNAVAILABLE)
+        raise ClientGone
     finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for future in (task, gone, stopped):
+            future.cancel()
+        await asyncio.gather(task, gone, stopped, return_exceptions=True)
 
 
 async def _until_gone(receive: Receive) -> None:

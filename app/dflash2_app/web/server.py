@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -20,6 +21,7 @@ from ..errors import AppError
 HEADER_S = 30.0  # for a client to send the head of a request
 MOST_HEAD_BYTES = 64 * 2**10
 BACKLOG = 256
+GRACE_S = 5  # for requests to take their leave at the end
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -85,7 +87,19 @@ class PatientProtocol(H11Protocol):
             self._patience = None
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells somebody that it is about to end before it waits for what runs."""
+
+    def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], None]):
+        super().__init__(config)
+        self._on_shutdown = on_shutdown
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_shutdown()
+        await super().shutdown(sockets)
+
+
+def make_server(app: ASGIApp, on_shutdown: Callable[[], None]) -> uvicorn.Server:
     """A server that is not running yet; `serve(sockets=[…])` runs it."""
     config = uvicorn.Config(
         app,
@@ -95,12 +109,16 @@ def make_server(app: ASGIApp) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=GRACE_S,
     )
-    return uvicorn.Server(config)
+    return _Server(config, on_shutdown)
 
 
-def run(app: ASGIApp, claimed: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def run(app: ASGIApp, claimed: socket.socket, on_shutdown: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        on_shutdown: called once when the server begins to end; what still runs has to end after it.
+    """
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    make_server(app).run(sockets=[claimed])
+    make_server(app, on_shutdown).run(sockets=[claimed])

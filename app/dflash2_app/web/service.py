@@ -49,6 +49,12 @@ class Service:
     desk: Desk
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        """End what runs and admit nobody: the server is about to end."""
+        self.desk.close()
+        self.stopping.set()
 
     @asynccontextmanager
     async def reply(self, model: str, make: Callable[[Served], Ask]) -> AsyncIterator[Running]:

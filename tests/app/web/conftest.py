@@ -71,7 +71,7 @@ def serving(
     async def main() -> None:
         desk = Desk(running, waiting, stuck_s)
         service = Service(ModelPool(sources, **pool), desk, limits or Limits())
-        server = make_server(make_app(service, version="test", api_key=api_key))
+        server = make_server(make_app(service, version="test", api_key=api_key), service.stop)
         began.extend([service, server])
         await server.serve(sockets=[claimed])
 
