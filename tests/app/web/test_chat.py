@@ -247,7 +247,9 @@ def test_json_mode_and_schemas_that_cannot_be_enforced(server: Running) -> None:
 
 def test_calls_are_parsed_and_the_text_around_them_kept() -> None:
     script = f"Let me see.\n{CALL}\n{CALL}"
-    with serving(source_of(scripted(script))) as server:
+    with serving(source_of(scripted(script)), source_of(scripted(script, "in one", per_round=400))) as server:
+        at_once = chat(server, "in one", tools=[WEATHER], max_tokens=400, parallel_tool_calls=False).choices[0]
+        assert len(at_once.message.tool_calls) == 1
         for fields in ({}, {"parallel_tool_calls": False}):
             choice = chat(server, "scripted", tools=[WEATHER], max_tokens=400, **fields).choices[0]
             assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."

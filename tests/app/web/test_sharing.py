@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from dflash2_app.web.api.errors import ApiError
+from dflash2_app.web.desk import Desk
 from dflash2_app.web.service import Limits
 
 from .conftest import HELLO, Running, serving
@@ -102,6 +104,19 @@ def test_a_line_has_places_and_an_end() -> None:
         server.settle()
 
 
+def test_who_came_first_is_served_first() -> None:
+    desk = Desk(most_running=1, most_waiting=3)
+    seats = [desk.take() for _ in range(4)]
+    assert [seat.position for seat in seats] == [0, 1, 2, 3]
+    with pytest.raises(ApiError, match="expected at most 3"):
+        desk.take()
+    seats[2].leave()
+    seats[2].leave()
+    seats[0].leave()
+    assert [seats[at].position for at in (1, 3)] == [0, 1] and seats[1].called.is_set()
+    assert not seats[3].called.is_set() and (desk.running, desk.waiting) == (1, 1)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_the_work_within_two_rounds(stream: bool) -> None:
     model = scripted("y" * 3000, per_round=1, round_s=0.03)
@@ -121,6 +136,7 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever() -> None:
     model = scripted("y" * 60000, per_round=1)
     with serving(source_of(model), limits=Limits(write_s=0.3)) as server:
         connection = raw_request(server, body("scripted", max_tokens=60000, stream=True, logprobs=True))
+        until(lambda: server.service.desk.running == 1)
         server.settle(60)
         assert len(model.rounds) < 60000
         connection.close()
