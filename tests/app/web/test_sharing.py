@@ -133,12 +133,12 @@ def test_a_client_that_leaves_stops_the_work_within_two_rounds(stream: bool) -> 
 
 
 def test_a_client_that_does_not_read_holds_nothing_for_ever() -> None:
-    model = scripted("y" * 60000, per_round=1)
+    model = scripted("y" * 60000, per_round=40)  # long lists of log-probabilities: more than any buffer takes
     with serving(source_of(model), limits=Limits(write_s=0.3)) as server:
         connection = raw_request(server, body("scripted", max_tokens=60000, stream=True, logprobs=True))
         until(lambda: server.service.desk.running == 1)
         server.settle(60)
-        assert len(model.rounds) < 60000
+        assert len(model.rounds) < 1500
         connection.close()
 
 
