@@ -28,12 +28,16 @@ def body(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": HELLO, **fields}
 
 
-def raw_request(server: Running, fields: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+def raw_request(server: Running, fields: dict[str, Any], *, buffer: int | None = None) -> socket.socket:
     """A request on a bare connection, so that it can be dropped at any moment."""
     host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection = socket.socket()
+    connection.settimeout(30)
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((host, int(port)))
     data = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
 
@@ -135,7 +139,8 @@ def test_a_client_that_leaves_stops_the_work_within_two_rounds(stream: bool) -> 
 def test_a_client_that_does_not_read_holds_nothing_for_ever() -> None:
     model = scripted("y" * 60000, per_round=40)  # long lists of log-probabilities: more than any buffer takes
     with serving(source_of(model), limits=Limits(write_s=0.3)) as server:
-        connection = raw_request(server, body("scripted", max_tokens=60000, stream=True, logprobs=True))
+        fields = body("scripted", max_tokens=60000, stream=True, logprobs=True, top_logprobs=2)
+        connection = raw_request(server, fields, buffer=4096)
         until(lambda: server.service.desk.running == 1)
         server.settle(60)
         assert len(model.rounds) < 1500
