@@ -116,7 +116,8 @@ OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}
 APPLICATION_NEEDS = set(
-    "dflash2_mlx filelock huggingface_hub matplotlib prompt_toolkit pyarrow rich starlette typer uvicorn".split()
+    "dflash2_mlx filelock huggingface_hub llguidance matplotlib numpy prompt_toolkit pyarrow rich starlette typer "
+    "uvicorn".split()
 )
 # What an application may import of the library: its public names and the public sub-packages.
 PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}

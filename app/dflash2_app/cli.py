@@ -23,6 +23,7 @@ from .commands.demo import demo
 from .commands.doctor import doctor
 from .commands.generate import generate
 from .commands.models import models
+from .commands.serve import serve
 from .commands.settings import settings
 from .commands.train import train
 from .errors import INTERRUPTED, USAGE, ReaderGone, explain
@@ -30,7 +31,7 @@ from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
 COMMANDS = {
-    "generate": generate, "chat": chat, "demo": demo, "bench": bench, "doctor": doctor, "train": train,
+    "generate": generate, "chat": chat, "demo": demo, "serve": serve, "bench": bench, "doctor": doctor, "train": train,
     "convert": convert,
 }  # fmt: skip
 

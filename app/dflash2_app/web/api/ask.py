@@ -1,0 +1,239 @@
+"""One request in the words of no interface, and the fields that several interfaces share.
+
+Owns: `Ask`, and the way from sampling, length, thinking and tool fields to it. Every interface reads its own form of
+messages and calls what stands here for the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..served import Prompt, Served
+from .errors import ApiError, from_library, refuse
+from .fields import Fields
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+MOST_STOPS, MOST_LOGPROBS, MOST_TOOLS = 16, 20, 128
+AUTO, REQUIRED, NONE = "auto", "required", "none"
+# Tokens of thinking for an effort, where the chat template has no such variable of its own.
+EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
+EFFORTS = (NONE, *EFFORT_BUDGETS)
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a reply is to be.
+
+    Args:
+        prompt: chat messages as chat templates want them, or bare text or token ids.
+        tools: as OpenAI writes them; what the template shows the model.
+        tool_choice: "auto", "required", or the name of the one to call.
+        schema: the answer is JSON of this schema; None leaves it free.
+        thinking_budget: most tokens of thinking; None sets no limit.
+    """
+
+    prompt: Prompt
+    config: d2.GenerationConfig
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str = AUTO
+    parallel_calls: bool = True
+    schema: Mapping[str, Any] | None = None
+    schema_param: str = "response_format"
+    thinking_budget: int | None = None
+
+
+@dataclass
+class Draft:
+    """An Ask being put together from a request's fields."""
+
+    served: Served
+    sampling: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    template: dict[str, Any] = field(default_factory=dict)
+    ask: dict[str, Any] = field(default_factory=dict)
+
+    def finish(self, prompt: Prompt) -> Ask:
+        """The whole request.
+
+        Raises:
+            ApiError: a value the library refuses.
+        """
+        import dflash2_mlx as d2
+
+        defaults = self.served.defaults
+        standing = self.served.template_defaults if self.served.tokenizer.has_chat_template else {}
+        template = {**standing, **self.template}
+        if self.ask.get("tools"):
+            template["tools"] = list(self.ask["tools"])
+        try:
+            sampling = replace(defaults.sampling, **self.sampling)
+            config = replace(defaults, sampling=sampling, chat_template_kwargs=template or None, **self.config)
+        except d2.ConfigError as error:
+            raise from_library(error) from None
+        return Ask(prompt, config, **self.ask)
+
+
+def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = 2.0) -> None:
+    """The fields that say how the next token is drawn."""
+    ranges = {
+        "temperature": (0, most_temperature), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
+        "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10),
+    }  # fmt: skip
+    for name, (low, high) in ranges.items():
+        drawn = fields.number(name, low, high)
+        if drawn is not None:
+            draft.sampling[name] = drawn
+    for name, most in (("top_k", 2**31 - 1), ("seed", 2**64 - 1)):
+        count = fields.integer(name, 0, most)
+        if count is not None:
+            draft.sampling[name] = count
+    bias = fields.mapping("logit_bias")
+    if bias:
+        draft.sampling["logit_bias"] = _logit_bias(bias, fields.name("logit_bias"))
+    drafting = fields.inner("dflash2")
+    if drafting is not None:
+        _read_drafting(drafting, draft)
+
+
+def _logit_bias(raw: Mapping[str, Any], name: str) -> dict[int, float]:
+    biases = {}
+    for token, value in raw.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise refuse(name, token, "token ids as keys")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
+            raise refuse(f"{name}.{token}", value, "a number in [-100, 100]")
+        biases[int(token)] = float(value)
+    return biases
+
+
+def _read_drafting(fields: Fields, draft: Draft) -> None:
+    """Our own field: how this reply is drafted. It never changes the text of a greedy or seeded reply."""
+    mode = fields.one_of("mode", "auto", "plain", "dflash2")
+    if mode is not None:
+        draft.config["mode"] = mode
+    size = fields.integer("block_size", 2)
+    if size is not None:
+        draft.config["block_size"] = size
+    lossless = fields.one_of("lossless_mode", "rejection", "coupled")
+    if lossless is not None:
+        draft.sampling["lossless_mode"] = lossless
+    fields.finish()
+
+
+def read_stop(fields: Fields, draft: Draft, name: str = "stop") -> None:
+    """Texts that end the reply."""
+    value = fields.take(name)
+    if value is None:
+        return
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MOST_STOPS:
+        raise refuse(fields.name(name), value, f"text or a list of at most {MOST_STOPS}")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= 1000 for stop in stops):
+        raise refuse(fields.name(name), value, "texts of 1 to 1000 characters")
+    draft.config["stop"] = tuple(stops)
+
+
+def read_length(fields: Fields, draft: Draft, *names: str) -> None:
+    """The most tokens of a reply; several names may be given, with one value."""
+    found = {name: fields.integer(name, 1) for name in names}
+    given = {name: value for name, value in found.items() if value is not None}
+    if len(set(given.values())) > 1:
+        raise refuse(fields.name(names[0]), given, "one value")
+    for value in given.values():
+        draft.config["max_tokens"] = value
+
+
+def read_template(fields: Fields, draft: Draft) -> None:
+    """Variables of the chat template, and thinking switched on or off."""
+    variables = fields.mapping("chat_template_kwargs") or {}
+    for name in ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
+                 "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
+                 "tokenizer_kwargs", "return_assistant_tokens_mask"):  # fmt: skip
+        if name in variables:
+            raise refuse(f"chat_template_kwargs.{name}", variables[name], "a variable of the template, not an option")
+    switch = fields.boolean("enable_thinking")
+    if switch is not None:
+        variables = {**variables, "enable_thinking": switch}
+    for name, value in variables.items():
+        if name in draft.served.forced_template:
+            raise refuse(f"chat_template_kwargs.{name}", value, "nothing: this server's settings fix it")
+    draft.template.update(variables)
+    budget = fields.integer("thinking_budget", 0)
+    if budget is not None:
+        read_budget(draft, budget, fields.name("thinking_budget"))
+
+
+def read_budget(draft: Draft, budget: int, param: str) -> None:
+    """At most so many tokens of thinking."""
+    if not thinks(draft.served):
+        raise refuse(param, budget, f"nothing: {draft.served.name} does not think")
+    draft.ask["thinking_budget"] = budget
+
+
+def read_effort(draft: Draft, effort: str | None, param: str) -> None:
+    """How much to think: the template's own variable where it has one, else a switch and a budget."""
+    if effort is None:
+        return
+    if effort not in EFFORTS:
+        raise refuse(param, effort, " or ".join(map(repr, EFFORTS)))
+    template = draft.served.template_text
+    if "reasoning_effort" in template:
+        draft.template["reasoning_effort"] = effort
+    elif not thinks(draft.served):
+        if effort != NONE:
+            raise refuse(param, effort, f"'none': {draft.served.name} does not think")
+    elif effort == NONE:
+        set_thinking(draft, False, param)
+    else:
+        set_thinking(draft, True, param)
+        if EFFORT_BUDGETS[effort] is not None:
+            draft.ask["thinking_budget"] = EFFORT_BUDGETS[effort]
+
+
+def set_thinking(draft: Draft, wanted: bool, param: str) -> None:
+    """Switch thinking by the template's variable, where it has one."""
+    name = next((word for word in ("enable_thinking", "thinking") if word in draft.served.template_text), None)
+    if name is not None:
+        draft.template.setdefault(name, wanted)
+    elif not wanted:
+        raise refuse(param, wanted, "thinking: the chat template has no switch for it")
+
+
+def thinks(served: Served) -> bool:
+    return bool(served.tokenizer.has_chat_template and served.tokenizer.has_thinking)
+
+
+def read_schema(draft: Draft, schema: object, param: str) -> None:
+    """The answer must be JSON of a schema."""
+    if not isinstance(schema, Mapping):
+        raise refuse(param, schema, "a JSON schema")
+    draft.ask["schema"], draft.ask["schema_param"] = schema, param
+
+
+def set_tools(draft: Draft, tools: Sequence[dict[str, Any]], choice: str, *, parallel: bool = True) -> None:
+    """The tools a reply may or must call; `choice` as in Ask, or "none" to leave them out."""
+    names = [tool["function"]["name"] for tool in tools]
+    for at, name in enumerate(names):
+        if not TOOL_NAME.fullmatch(name):
+            raise refuse(f"tools[{at}].name", name, "1 to 64 of A-Z a-z 0-9 _ -")
+        if name in names[:at]:
+            raise refuse(f"tools[{at}].name", name, "a name no other tool has")
+    if len(tools) > MOST_TOOLS:
+        raise refuse("tools", len(tools), f"at most {MOST_TOOLS}")
+    if choice not in (AUTO, REQUIRED, NONE, *names):
+        raise refuse("tool_choice", choice, f"one of the tools: {', '.join(names) or 'none are given'}")
+    if choice == REQUIRED and not tools:
+        raise refuse("tool_choice", choice, "tools to choose from")
+    if not tools or choice == NONE:
+        return
+    if not draft.served.tokenizer.has_chat_template or not draft.served.tokenizer.has_tool_calling:
+        raise ApiError(
+            f"tools: got {len(tools)}, expected none: {draft.served.name} has no way to call tools", param="tools"
+        )
+    draft.ask.update(tools=tuple(tools), tool_choice=choice, parallel_calls=parallel)

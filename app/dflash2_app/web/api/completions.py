@@ -1,0 +1,141 @@
+"""OpenAI's text completions: the prompt goes to the model as it is, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..http import Frame
+from ..reply import Outcome
+from ..served import Served
+from . import openai
+from .ask import MOST_LOGPROBS, Ask, Draft, read_length, read_sampling, read_stop
+from .errors import ApiError, refuse
+from .fields import Fields
+from .parts import Part
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+
+class Completions:
+    """The interface."""
+
+    def read(self, body: object) -> CompletionCall:
+        return CompletionCall(Fields(body))
+
+    def error(self, error: ApiError) -> Mapping[str, Any]:
+        return error.openai()
+
+
+class CompletionCall:
+    """One request."""
+
+    def __init__(self, fields: Fields):
+        self._fields = fields
+        self.model = fields.required_text("model")
+        self.stream, self.with_usage = openai.read_stream(fields)
+        self.prompt = _read_prompt(fields.take("prompt"))
+        self.logprobs = fields.integer("logprobs", 0, MOST_LOGPROBS)
+        fields.only("n", [1], "one reply per request")
+        fields.only("best_of", [1], "one reply per request")
+        fields.only("echo", [False], "the prompt is not repeated")
+        fields.only("suffix", [""], "text is only continued, not filled in")
+        fields.accept(*openai.WITHOUT_EFFECT)
+
+    def ask(self, served: Served) -> Ask:
+        fields, draft = self._fields, Draft(served)
+        read_sampling(fields, draft)
+        read_length(fields, draft, "max_tokens")
+        if "max_tokens" not in draft.config:
+            draft.config["max_tokens"] = 16  # OpenAI's default
+        read_stop(fields, draft)
+        draft.config["logprobs"] = self.logprobs
+        draft.config["chat_template"] = False
+        fields.finish()
+        ask = draft.finish(self.prompt)
+        return Ask(ask.prompt, _without_template(ask.config))
+
+    def whole(self, served: Served, outcome: Outcome) -> dict[str, Any]:
+        logprobs = None if self.logprobs is None else _Logprobs(served, self.logprobs).add(outcome.logprobs)
+        choice = {"index": 0, "text": outcome.content, "logprobs": logprobs, "finish_reason": outcome.finish_reason}
+        return {
+            **openai.head("text_completion", "cmpl-", self.model),
+            "choices": [choice],
+            "usage": openai.usage(outcome),
+            "system_fingerprint": None,
+        }
+
+    def writer(self, served: Served) -> CompletionWriter:
+        return CompletionWriter(self, served)
+
+
+def _without_template(config: d2.GenerationConfig) -> d2.GenerationConfig:
+    from dataclasses import replace
+
+    return replace(config, chat_template_kwargs=None)
+
+
+def _read_prompt(raw: object) -> str | list[int]:
+    """Text or token ids; a list of one text counts as that text."""
+    if isinstance(raw, list) and len(raw) == 1 and isinstance(raw[0], (str, list)):
+        raw = raw[0]
+    if isinstance(raw, str) and raw:
+        return raw
+    if isinstance(raw, list) and raw and all(type(item) is int for item in raw):
+        return raw
+    if isinstance(raw, list) and len(raw) > 1:
+        raise refuse("prompt", raw, "one prompt per request")
+    raise refuse("prompt", raw, "text, or a list of token ids")
+
+
+class _Logprobs:
+    """The old form of log-probabilities, with places in the text."""
+
+    def __init__(self, served: Served, top: int):
+        self._served, self._top, self._place = served, top, 0
+
+    def add(self, items: Sequence[d2.TokenLogprob]) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for item in items:
+            text = openai.token_text(self._served, item.token)
+            found["tokens"].append(text)
+            found["token_logprobs"].append(openai.shown_logprob(item.logprob))
+            top = {openai.token_text(self._served, token): openai.shown_logprob(value) for token, value in item.top}
+            found["top_logprobs"].append(top if self._top else None)
+            found["text_offset"].append(self._place)
+            self._place += len(text)
+        return found
+
+
+class CompletionWriter:
+    """Makes chunks."""
+
+    def __init__(self, call: CompletionCall, served: Served):
+        self._call = call
+        self._head = openai.head("text_completion", "cmpl-", call.model)
+        self._logprobs = None if call.logprobs is None else _Logprobs(served, call.logprobs)
+
+    def start(self, outcome: Outcome) -> list[Frame]:
+        return []
+
+    def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:
+        text = "".join(part.content for part in parts)
+        shown = self._logprobs.add(logprobs) if self._logprobs is not None and logprobs else None
+        return [self._chunk(text, shown)] if text or shown else []
+
+    def finish(self, outcome: Outcome) -> list[Frame]:
+        frames = [self._chunk("", None, outcome.finish_reason)]
+        if self._call.with_usage:
+            frames.append(Frame({**self._head, "choices": [], "usage": openai.usage(outcome)}))
+        return [*frames, Frame("[DONE]")]
+
+    def failed(self, error: ApiError) -> list[Frame]:
+        return [Frame(error.openai())]
+
+    def _chunk(self, text: str, logprobs: dict[str, Any] | None, reason: str | None = None) -> Frame:
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        chunk = {**self._head, "choices": [choice]}
+        if self._call.with_usage:
+            chunk["usage"] = None
+        return Frame(chunk)

@@ -1,0 +1,185 @@
+"""OpenAI's Responses.
+
+Owns: the request's fields and both forms of the reply. Nothing is kept between requests: what refers to an earlier
+response is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..reply import LENGTH, Outcome
+from ..served import Served
+from . import openai
+from .ask import (
+    AUTO,
+    MOST_LOGPROBS,
+    NONE,
+    REQUIRED,
+    Ask,
+    Draft,
+    read_effort,
+    read_length,
+    read_sampling,
+    read_schema,
+    read_stop,
+    read_template,
+    set_tools,
+)
+from .errors import ApiError, refuse
+from .fields import Fields
+from .responses_input import read_input
+from .responses_writer import ResponsesWriter, output_items
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+
+
+class Responses:
+    """The interface."""
+
+    def read(self, body: object) -> ResponsesCall:
+        return ResponsesCall(Fields(body))
+
+    def error(self, error: ApiError) -> Mapping[str, Any]:
+        return error.openai()
+
+
+class ResponsesCall:
+    """One request."""
+
+    def __init__(self, fields: Fields):
+        self._fields = fields
+        self.model = fields.required_text("model")
+        self.stream = bool(fields.boolean("stream"))
+        self.instructions = fields.text("instructions")
+        self.messages = read_input(fields.take("input"), self.instructions)
+        self.id, self.created = openai.new_id("resp_"), time.time()
+        self.echo: dict[str, Any] = {"metadata": fields.mapping("metadata") or {}}
+        options = fields.inner("stream_options")
+        if options is not None:
+            options.only("include_obfuscation", [False], "nothing is obfuscated here")
+            options.finish()
+        for name in ("previous_response_id", "conversation", "prompt", "context_management", "moderation"):
+            fields.only(name, [], "this server keeps nothing between requests")
+        fields.only("background", [False], "a reply is written while its client waits")
+        fields.only("truncation", ["disabled"], "a prompt is never shortened")
+        fields.accept(*openai.WITHOUT_EFFECT, "max_tool_calls", "client_metadata")
+
+    def ask(self, served: Served) -> Ask:
+        fields, draft = self._fields, Draft(served)
+        self.echo.update(
+            {name: fields.peek(name) for name in ("temperature", "top_p", "max_output_tokens", "reasoning", "text")}
+        )
+        self.echo["tools"] = fields.peek("tools") or []
+        self.echo["tool_choice"] = fields.peek("tool_choice") or AUTO
+        read_sampling(fields, draft)
+        read_length(fields, draft, "max_output_tokens")
+        read_stop(fields, draft)
+        read_template(fields, draft)
+        self._read_logprobs(fields, draft)
+        reasoning = fields.inner("reasoning")
+        if reasoning is not None:
+            read_effort(draft, reasoning.text("effort"), "reasoning.effort")
+            reasoning.accept("summary", "generate_summary")  # thinking is shown as it is
+            reasoning.finish()
+        _read_text(fields.inner("text"), draft)
+        tools = [_tool(item, f"tools[{at}]") for at, item in enumerate(fields.items("tools") or [])]
+        parallel = fields.boolean("parallel_tool_calls") is not False
+        self.echo["parallel_tool_calls"] = parallel
+        set_tools(draft, tools, _tool_choice(fields.take("tool_choice")), parallel=parallel)
+        fields.finish()
+        return draft.finish(self.messages)
+
+    def whole(self, served: Served, outcome: Outcome) -> dict[str, Any]:
+        cut = outcome.finish_reason == LENGTH
+        logprobs = [openai.chat_logprob(served, item, self.top) for item in outcome.logprobs] if self.logprobs else []
+        return {
+            **self.head("incomplete" if cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": output_items(outcome, logprobs),
+            "usage": _usage(outcome),
+        }
+
+    def head(self, status: str) -> dict[str, Any]:
+        """The response object without what only its end knows."""
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
+            "incomplete_details": None, "instructions": self.instructions, "model": self.model, "output": [],
+            "previous_response_id": None, "store": False, "truncation": "disabled", "usage": None, **self.echo,
+        }  # fmt: skip
+
+    def writer(self, served: Served) -> ResponsesWriter:
+        return ResponsesWriter(
+            self.head, lambda outcome: self.whole(served, outcome),
+            (lambda item: openai.chat_logprob(served, item, self.top)) if self.logprobs else None,
+        )  # fmt: skip
+
+    def _read_logprobs(self, fields: Fields, draft: Draft) -> None:
+        include = fields.items("include") or []
+        for at, item in enumerate(include):
+            if item not in INCLUDABLE:
+                raise refuse(f"include[{at}]", item, " or ".join(INCLUDABLE))
+        top = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
+        self.logprobs, self.top = LOGPROBS in include or top is not None, top or 0
+        if self.logprobs:
+            draft.config["logprobs"] = self.top
+
+
+def _usage(outcome: Outcome) -> dict[str, Any]:
+    counted = openai.usage(outcome)
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {**counted["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": outcome.reasoning_tokens},
+        "total_tokens": counted["total_tokens"],
+        "dflash2": counted["dflash2"],
+    }
+
+
+def _read_text(fields: Fields | None, draft: Draft) -> None:
+    if fields is None:
+        return
+    fields.only("verbosity", ["medium"], "no model here knows how")
+    form = fields.inner("format")
+    if form is not None:
+        kind = form.one_of("type", "text", "json_object", "json_schema")
+        if kind == "json_object":
+            read_schema(draft, {"type": "object"}, "text.format")
+        elif kind == "json_schema":
+            form.required_text("name")
+            read_schema(draft, form.mapping("schema"), "text.format.schema")
+            form.accept("strict", "description")
+        elif kind is None:
+            raise refuse("text.format.type", None, "'text', 'json_object' or 'json_schema'")
+        form.finish()
+    fields.finish()
+
+
+def _tool(raw: object, path: str) -> dict[str, Any]:
+    fields = Fields(raw, path)
+    if fields.take("type") != "function":
+        raise refuse(f"{path}.type", None, "'function': this server runs no tools of its own")
+    function: dict[str, Any] = {"name": fields.required_text("name"), "description": fields.text("description") or ""}
+    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
+    if fields.boolean("strict"):
+        function["strict"] = True
+    fields.finish()
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(raw: object) -> str:
+    if raw is None or isinstance(raw, str):
+        if raw not in (None, AUTO, NONE, REQUIRED):
+            raise refuse("tool_choice", raw, "'auto', 'none', 'required' or a function")
+        return raw or AUTO
+    fields = Fields(raw, "tool_choice")
+    fields.one_of("type", "function")
+    name = fields.required_text("name")
+    fields.finish()
+    if name in (AUTO, NONE, REQUIRED):
+        raise refuse("tool_choice.name", name, "a tool's name that is not a word of its own here")
+    return name

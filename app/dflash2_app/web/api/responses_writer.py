@@ -1,0 +1,153 @@
+"""The output items of a response, and the events that build them up one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..http import Frame
+from ..reply import LENGTH, Outcome
+from .errors import ApiError
+from .openai import new_id
+from .parts import Part, ToolCall
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+REASONING, MESSAGE = "reasoning", "message"
+
+
+def output_items(outcome: Outcome, logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Thinking, answer and calls of a whole reply."""
+    items = []
+    if outcome.reasoning:
+        items.append(_reasoning_item(new_id("rs_"), outcome.reasoning))
+    if outcome.content or not outcome.calls:
+        items.append(_message_item(new_id("msg_"), outcome.content, logprobs))
+    return [*items, *(_call_item(call) for call in outcome.calls)]
+
+
+def _reasoning_item(item_id: str, text: str, status: str = "completed") -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": REASONING, "summary": [], "content": content, "status": status}
+
+
+def _message_item(
+    item_id: str, text: str, logprobs: Sequence[dict[str, Any]] = (), status: str = "completed"
+) -> dict[str, Any]:
+    content = [_text_part(text, logprobs)] if status == "completed" else []
+    return {"id": item_id, "type": MESSAGE, "role": "assistant", "status": status, "content": content}
+
+
+def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _call_item(call: ToolCall) -> dict[str, Any]:
+    return {"id": "fc_" + call.id.removeprefix("call_"), "type": "function_call", "call_id": call.id,
+            "name": call.name, "arguments": call.arguments, "status": "completed"}  # fmt: skip
+
+
+class ResponsesWriter:
+    """Makes the events.
+
+    Args:
+        head: the response object of a status, without what only the end knows.
+        whole: the response object of an outcome.
+        logprob: one entry of log-probabilities; None when they were not asked for.
+    """
+
+    def __init__(
+        self, head: Callable[[str], dict[str, Any]], whole: Callable[[Outcome], dict[str, Any]],
+        logprob: Callable[[d2.TokenLogprob], dict[str, Any]] | None,
+    ):  # fmt: skip
+        self._head, self._whole, self._logprob = head, whole, logprob
+        self._number = 0
+        self._items: list[dict[str, Any]] = []
+        self._kind: str | None = None  # of the item under way
+        self._id, self._text = "", ""
+        self._entries: list[dict[str, Any]] = []
+
+    def start(self, outcome: Outcome) -> list[Frame]:
+        state = self._head("in_progress")
+        return [self._event("response.created", response=state), self._event("response.in_progress", response=state)]
+
+    def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:
+        frames: list[Frame] = []
+        fresh = [self._logprob(item) for item in logprobs] if self._logprob is not None else []
+        for part in parts:
+            if part.call is not None:
+                frames += [*self._end(), *self._call(part.call)]
+            elif part.reasoning:
+                frames += self._begin(REASONING)
+                self._text += part.reasoning
+                frames.append(self._at("response.reasoning_text.delta", delta=part.reasoning))
+            else:
+                frames += self._begin(MESSAGE)
+                self._text += part.content
+                self._entries += fresh
+                frames.append(self._at("response.output_text.delta", delta=part.content, logprobs=fresh))
+                fresh = []
+        self._entries += fresh  # their text is still held back
+        return frames
+
+    def finish(self, outcome: Outcome) -> list[Frame]:
+        frames = self._end()
+        if not self._items:
+            frames += [*self._begin(MESSAGE), *self._end()]
+        response = {**self._whole(outcome), "output": self._items}
+        cut = outcome.finish_reason == LENGTH
+        return [*frames, self._event("response.incomplete" if cut else "response.completed", response=response)]
+
+    def failed(self, error: ApiError) -> list[Frame]:
+        state = {**self._head("failed"), "error": {"code": "server_error", "message": error.message}}
+        return [self._event("response.failed", response=state)]
+
+    def _begin(self, kind: str) -> list[Frame]:
+        if self._kind == kind:
+            return []
+        frames = self._end()
+        self._kind, self._text = kind, ""
+        self._id = new_id("rs_" if kind == REASONING else "msg_")
+        make = _reasoning_item if kind == REASONING else _message_item
+        item = make(self._id, "", status="in_progress")
+        part = {"type": "reasoning_text", "text": ""} if kind == REASONING else _text_part("")
+        added = self._event("response.output_item.added", output_index=len(self._items), item=item)
+        return [*frames, added, self._at("response.content_part.added", part=part)]
+
+    def _end(self) -> list[Frame]:
+        kind, text = self._kind, self._text
+        if kind is None:
+            return []
+        if kind == REASONING:
+            item, part = _reasoning_item(self._id, text), {"type": "reasoning_text", "text": text}
+            done = self._at("response.reasoning_text.done", text=text)
+        else:
+            entries, self._entries = self._entries, []
+            item, part = _message_item(self._id, text, entries), _text_part(text, entries)
+            done = self._at("response.output_text.done", text=text, logprobs=entries)
+        frames = [done, self._at("response.content_part.done", part=part), self._done(item)]
+        self._kind = None
+        return frames
+
+    def _call(self, call: ToolCall) -> list[Frame]:
+        item = _call_item(call)
+        at = {"output_index": len(self._items), "item_id": item["id"]}
+        empty = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            self._event("response.output_item.added", output_index=len(self._items), item=empty),
+            self._event("response.function_call_arguments.delta", delta=call.arguments, **at),
+            self._event("response.function_call_arguments.done", arguments=call.arguments, name=call.name, **at),
+            self._done(item),
+        ]
+
+    def _done(self, item: dict[str, Any]) -> Frame:
+        self._items.append(item)
+        return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _at(self, kind: str, **fields: Any) -> Frame:
+        return self._event(kind, item_id=self._id, output_index=len(self._items), content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Frame:
+        self._number += 1
+        return Frame({"type": kind, "sequence_number": self._number - 1, **fields}, kind)

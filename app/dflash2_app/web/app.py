@@ -1,0 +1,101 @@
+"""Puts the server together: routes, guard, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .api.anthropic import Messages
+from .api.chat import ChatCompletions
+from .api.completions import Completions
+from .api.errors import INTERNAL, ApiError
+from .api.responses import Responses
+from .endpoint import CountEndpoint, TextEndpoint
+from .guard import Guard
+from .http import ClientGone, json_response
+from .models_api import ModelsApi
+from .service import Service
+
+log = logging.getLogger("dflash2.serve")
+SWEEP_S = 1.0  # how often idle models are looked for
+
+
+def make_app(service: Service, *, version: str, api_key: str | None = None) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        api_key: asked of every client; None lets in whoever reaches this machine's own address.
+    """
+    models = ModelsApi(service, version)
+    routes = [
+        Route("/health", models.health, methods=["GET"]),
+        Route("/metrics", models.metrics, methods=["GET"]),
+        Route("/v1/models", models.list, methods=["GET"]),
+        Route("/v1/models/status", models.status, methods=["GET"]),
+        Route("/v1/models/{name:path}/load", models.load, methods=["POST"]),
+        Route("/v1/models/{name:path}/unload", models.unload, methods=["POST"]),
+        Route("/v1/models/{name:path}/settings", models.change, methods=["POST"]),
+        Route("/v1/models/{name:path}", models.one, methods=["GET"]),
+        Route("/v1/chat/completions", TextEndpoint(service, ChatCompletions()), methods=["POST"]),
+        Route("/v1/completions", TextEndpoint(service, Completions()), methods=["POST"]),
+        Route("/v1/responses", TextEndpoint(service, Responses()), methods=["POST"]),
+        Route("/v1/messages", TextEndpoint(service, Messages()), methods=["POST"]),
+        Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        sweeping = asyncio.create_task(_unload_idle(service))
+        try:
+            yield
+        finally:
+            service.desk.close()
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, api_key=api_key, metrics=service.metrics)],
+        exception_handlers={
+            ApiError: _refused, HTTPException: _not_found, ClientGone: _gone, Exception: _fault,
+        },
+        lifespan=lifespan,
+    )  # fmt: skip
+
+
+async def _unload_idle(service: Service) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        for name in service.pool.unload_idle():
+            log.info("unloaded %s: idle", name)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return json_response(error.openai(), error.status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path[:200]}"
+    refused = ApiError(f"path: got {what!r}, expected one of this server's", status=error.status_code)
+    return json_response(refused.openai(), error.status_code, dict(error.headers or {}))
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _fault(_: Request, error: Exception) -> Response:
+    return json_response(
+        ApiError("the server has made a mistake; its log tells more", status=INTERNAL).openai(), INTERNAL
+    )

@@ -1,0 +1,78 @@
+"""What is loaded, and loading and unloading it; health and metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from .api.errors import UNAVAILABLE
+from .api.fields import Fields, parse_json
+from .http import json_response, read_body
+from .service import Service
+
+
+class ModelsApi:
+    """Endpoints as methods of one object, so that they share the service."""
+
+    def __init__(self, service: Service, version: str):
+        self._service, self._version = service, version
+        self._began = int(time.time())
+
+    async def health(self, _: Request) -> Response:
+        desk = self._service.desk
+        stuck = desk.stuck_for
+        state = {"status": "ok" if stuck is None else "stuck", "version": self._version, "running": desk.running,
+                 "waiting": desk.waiting, "stuck_seconds": stuck}  # fmt: skip
+        return json_response(state, 200 if stuck is None else UNAVAILABLE)
+
+    async def metrics(self, _: Request) -> Response:
+        service = self._service
+        text = service.metrics.text(service.desk.running, service.desk.waiting, service.pool.status())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def list(self, _: Request) -> Response:
+        entries = [self._entry(name) for name in self._service.pool.names]
+        first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+        return json_response(
+            {"object": "list", "data": entries, "has_more": False, "first_id": first, "last_id": last}
+        )  # both OpenAI's form and Anthropic's
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._service.pool.check(name)
+        return json_response(self._entry(name))
+
+    async def status(self, _: Request) -> Response:
+        desk = self._service.desk
+        queue = {"running": desk.running, "waiting": desk.waiting, "most_running": desk.most_running,
+                 "most_waiting": desk.most_waiting}  # fmt: skip
+        return json_response({"models": self._service.pool.status(), "queue": queue})
+
+    async def load(self, request: Request) -> Response:
+        await self._no_fields(request)
+        return json_response(await self._service.pool.load(request.path_params["name"]))
+
+    async def unload(self, request: Request) -> Response:
+        await self._no_fields(request)
+        return json_response(await self._service.pool.unload(request.path_params["name"]))
+
+    async def change(self, request: Request) -> Response:
+        """Pin a model, or limit how long it may be idle; 0 lifts the limit."""
+        name = request.path_params["name"]
+        fields = Fields(parse_json(await read_body(request, self._service.limits)))
+        pinned, ttl_s = fields.boolean("pinned"), fields.number("ttl_seconds", 0, 10**9)
+        fields.finish()
+        return json_response(self._service.pool.change(name, pinned=pinned, ttl_s=ttl_s))
+
+    async def _no_fields(self, request: Request) -> None:
+        body = await read_body(request, self._service.limits)
+        if body:
+            Fields(parse_json(body)).finish()
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began))
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "local", "type": "model",
+                "display_name": name, "created_at": created}  # fmt: skip
