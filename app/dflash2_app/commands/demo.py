@@ -17,7 +17,7 @@ import typer
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
 from .grouping import grouped
-from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
+from .options import MINI, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -40,6 +40,17 @@ DEFAULT_CODE = '''class ConfigError(Exception):
     def __init__(self, message, path=None):
 '''
 DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
+# What the embedded pair can answer.
+MINI_QUESTION = (
+    "Write a Python function that searches a sorted list for a value and returns its index or -1. Explain it briefly."
+)
+
+
+def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
+    """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
+    if not (engine.tokenizer.has_chat_template if chats is None else chats):
+        return DEFAULT_CODE
+    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,7 @@ def demo(
             stop=tuple(reply.stop or ()),
             chat_template=not prompts.no_chat_template,
         )
-        text = given or prompts.read(DEFAULT_QUESTION if _chats(configured.engine, config) else DEFAULT_CODE)
+        text = given or prompts.read(sample_prompt(configured.engine, chats=_chats(configured.engine, config)))
         pair = Pair(configured, text, config)
         if json:
             verdict = _compare_for_json(pair, out)

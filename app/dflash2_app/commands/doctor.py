@@ -10,7 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..output import Output
-from .demo import DEFAULT_CODE, DEFAULT_QUESTION
+from .demo import sample_prompt
 from .grouping import grouped
 from .options import ModelOptions, valued
 from .parsers import integer
@@ -96,7 +96,7 @@ def _examine(found: dict[str, Any], models: ModelOptions, out: Output, rows: int
     out.status("measuring the memory bandwidth")
     found["memory_bandwidth_bytes_per_s"] = analysis.measure_bandwidth()
     out.status(f"timing passes of 1 to {rows} rows")
-    report = analysis.examine_pair(engine, _sample(engine), rows=rows)
+    report = analysis.examine_pair(engine, sample_prompt(engine), rows=rows)
     found["pair"] = {
         "model": engine.target_name,
         "drafter": engine.drafter_name,
@@ -111,10 +111,6 @@ def _examine(found: dict[str, Any], models: ModelOptions, out: Output, rows: int
     if engine.drafter is not None:
         out.status("timing the kernels")
         found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
-
-
-def _sample(engine: d2.Engine) -> str:
-    return DEFAULT_QUESTION if engine.tokenizer.has_chat_template else DEFAULT_CODE
 
 
 def _cannot(machine: dict[str, Any]) -> list[str]:
