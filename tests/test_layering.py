@@ -97,6 +97,7 @@ APPLICATION = [
     "settings",
     "models.*",
     "models",
+    "fit",
     "engine",
     "bench.*",
     "bench",

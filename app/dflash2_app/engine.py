@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import AppError
+from .fit import check_memory
 from .settings.files import SettingsError
 from .settings.names import MINI, Named, find_model, source_of
 from .settings.paths import Base, find_base
@@ -86,9 +87,12 @@ class Setup:
             tell: is told what is going on.
         Raises:
             Dflash2Error: of the library.
+            AppError: it cannot fit into memory.
         """
+        tight = check_memory(self.plan, plain=plain)
         tell(f"loading {self.target}")
         engine, reason, notes = _load(self.plan, plain=plain)
+        notes += tight
         width, cut = usable_block_size(self.plan, engine.block_size)
         notes += [cut] if cut else []
         # The embedded pair brings its drafter along, also where it is not wanted.

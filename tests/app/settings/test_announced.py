@@ -13,6 +13,7 @@ from dflash2_app.engine import Configured, load_configured
 from dflash2_app.errors import AppError
 from dflash2_app.models import registry
 from dflash2_app.models.registry import KnownPair, KnownTarget
+from dflash2_mlx import analysis
 from tests.tiny import HIDDEN, LAYERS, VOCAB
 
 from ..conftest import Run
@@ -157,3 +158,41 @@ def test_counting_a_prompt(folders: tuple[Path, Path]) -> None:
     assert d2.count_prompt_tokens(engine, [1, 2, 3]) == 3
     with pytest.raises(d2.PromptError):
         d2.count_prompt_tokens(engine, [])
+
+
+def test_a_chat_on_the_announced_setup(run: Run, announced: Path, folders: tuple[Path, Path]) -> None:
+    ran = run("chat", "--model", announced, "--max-tokens", "6", stdin=f"{PROMPT}\nagain\n/stats\n")
+    assert ran.code == 0, ran.err
+    assert "2 replies" in ran.err + ran.out and "prompt tokens reused" in ran.err + ran.out
+    by_name = run("chat", "--model", "tiny-27b-4bit", "--max-tokens", "6", stdin=f"{PROMPT}\n")
+    assert by_name.code == 0 and by_name.out.strip() == ran.out.split("\n\n")[0].strip()
+
+
+def test_max_context_holds_in_a_chat(run: Run, announced: Path) -> None:
+    run("settings", "set", announced, f"dflash_max_ctx={len(PROMPT) + 25}")
+    ran = run("chat", "--model", announced, "--max-tokens", "4", stdin=f"{PROMPT}\nagain\n")
+    assert ran.code == 0
+    assert ran.err.count("plain decoding:") == 1, "the second prompt only"
+
+
+def test_what_does_not_fit_is_refused_before_it_is_loaded(
+    run: Run, announced: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", PROMPT, "--model", announced, "--max-tokens", "4")
+    monkeypatch.setattr(analysis, "memory_limit", lambda: 10_000)
+    monkeypatch.setattr(d2, "load", lambda *_, **__: pytest.fail("it was loaded"))
+    ran = run(*asked)
+    assert ran.code == 1 and ran.out == ""
+    assert "GB at 1024 tokens of context (target" in ran.error and "expected at most 0.0 GB" in ran.error
+    assert "hint: what needs less:" in ran.err
+
+
+def test_a_context_that_may_not_fit_is_told(run: Run, announced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dflash2_app.models.memory import check_fit
+
+    config = json.loads((announced / "config.json").read_text(encoding="utf-8"))
+    need = check_fit(config, None, 1024, limit=10**12).estimate
+    assert need is not None
+    monkeypatch.setattr(analysis, "memory_limit", lambda: need.total + 1000)
+    ran = run("generate", PROMPT, "--model", announced, "--drafter", "none", "--max-tokens", "4")
+    assert ran.code == 0 and "this machine's memory may end at a context of about 1024 tokens" in ran.err

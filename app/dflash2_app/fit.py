@@ -1,0 +1,43 @@
+"""Before anything is loaded: does a plan fit this machine?
+
+Owns: the rule. Weights that leave no room for a short context are refused. A long context that may not fit is only told
+of, since the estimate is an upper bound and buffers grow as they are needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .models.discover import local_config
+from .models.memory import DEFAULT_CONTEXT, Fit, check_fit, require_fit
+
+if TYPE_CHECKING:
+    from .settings.plan import Plan
+
+SHORT_CONTEXT = 1024
+
+
+def check_memory(plan: Plan, *, plain: bool) -> list[str]:
+    """Refuse what cannot fit, and say what may not; a model that is not on this machine yet is not judged.
+
+    Raises:
+        AppError: what it needs, what there is, and what would fit.
+    """
+    target = local_config(plan.target)
+    if target is None:
+        return []
+    import dflash2_mlx as d2
+
+    drafter = None if plain or plan.drafter is None else local_config(plan.drafter)
+    held = d2.load_precision(
+        draft_bits=None if plain else plan.draft_bits,
+        draft_group_size=plan.draft_group_size,
+        target_dtype=plan.target_dtype,
+    )
+    require_fit(plan.target, check_fit(target, drafter, SHORT_CONTEXT, precision=held))
+    fit: Fit = check_fit(target, drafter, DEFAULT_CONTEXT, precision=held)
+    if fit.fits is not False:
+        return []
+    return [
+        f"this machine's memory may end at a context of about {max(SHORT_CONTEXT, fit.longest_context or 0)} tokens"
+    ]
