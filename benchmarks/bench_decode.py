@@ -36,6 +36,7 @@ PROMPTS = (
     "with open(filename, 'rb') as file:\n    data = file.read()\n",
     "class ParseError(ValueError):\n    def __init__(self, message, line):\n",
 )
+BOOTSTRAP = Path(__file__).resolve().parent.parent / "tests" / "data" / "bootstrap"
 PLAIN = "plain"
 DTYPES = ("auto", "bfloat16", "float32")
 
@@ -123,8 +124,8 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         BadInput: one line each.
     """
     parser = OneLineParser(prog="bench_decode", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="mini", help="folder, Hub id, or mini (default)")
-    parser.add_argument("--drafter", help="folder or Hub id; mini brings its own")
+    parser.add_argument("--model", help="folder, Hub id, or mini; default: the bootstrap pair, which continues code")
+    parser.add_argument("--drafter", help="folder or Hub id; mini and the bootstrap pair bring their own")
     parser.add_argument("--target-dtype", default="auto", choices=DTYPES)
     parser.add_argument("--widths", help="rows per round, such as 8,5; default: the drafter's block size, and 5")
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -140,9 +141,10 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     check_writable(given.json)
     prompts = list(PROMPTS) if given.prompts is None else read_prompts(given.prompts)
     widths = None if given.widths is None else read_widths(given.widths)
-    return Options(
-        given.model, given.drafter, given.target_dtype, widths, given.max_tokens, given.repeats, prompts, given.json
-    )
+    model, drafter = given.model, given.drafter
+    if model is None:
+        model, drafter = str(BOOTSTRAP / "target"), drafter or str(BOOTSTRAP / "drafter")
+    return Options(model, drafter, given.target_dtype, widths, given.max_tokens, given.repeats, prompts, given.json)
 
 
 def read_widths(text: str) -> list[int]:
