@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 # Set before any test module imports huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A shell starts its background jobs with Ctrl-C ignored, and children inherit that: no test of Ctrl-C could end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

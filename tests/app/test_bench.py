@@ -179,12 +179,15 @@ def test_ctrl_c_in_a_real_process() -> None:
                "--max-tokens", "16"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     assert process.stderr is not None
-    for line in process.stderr:
-        if "measuring" in line:
-            break
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        for line in process.stderr:
+            if "measuring" in line:
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130, err
     assert "unfinished" in out and "Traceback" not in err
 
