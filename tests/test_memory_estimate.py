@@ -100,7 +100,7 @@ def test_what_a_loaded_pair_takes(tmp_path: Path, bits: int | None) -> None:
     estimate = memory_estimate(raw, drafter_config(**wide), 10, precision=held)
     counted = estimate.target_weights + estimate.drafter_weights
     assert engine.drafter is not None
-    assert counted <= taken <= counted + 32_000, "small vectors kept twice, and what the allocator rounds up"
+    assert counted <= taken <= counted + 48_000, "small vectors kept twice, and what the allocator rounds up"
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "muse_glimmer"])

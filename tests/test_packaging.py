@@ -96,7 +96,7 @@ def test_wheel_has_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
     (entry_points,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     assert "dflash2-mlx = dflash2_app.__main__:run" in wheel.read(entry_points).decode("utf-8")
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
-    assert sorted(metadata(wheel).get_all("Provides-Extra") or []) == ["test", "train"]
+    assert sorted(metadata(wheel).get_all("Provides-Extra") or []) == ["bench", "test", "train"]
 
 
 def test_sdist_can_be_worked_on(sdist: Path) -> None:

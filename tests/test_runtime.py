@@ -209,7 +209,7 @@ def test_all_work_is_on_the_owner_thread(tmp_path: Path, monkeypatch: pytest.Mon
 PREPARE = """
     import sys, threading
     import dflash2_mlx as d2
-    engine = bootstrap_pair()
+    engine = d2.load("mini")
     long = d2.GenerationConfig(max_tokens=1500, stop_token_ids=())
 """
 

@@ -178,7 +178,7 @@ def test_ctrl_c_in_a_real_process() -> None:
     command = [sys.executable, "-m", "dflash2_app", "bench", "--widths", "1", "--repeat", "500", "--no-phases",
                "--max-tokens", "16"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    assert process.stderr is not None
+    assert process.stdout is not None and process.stderr is not None
     try:
         for line in process.stderr:
             if "measuring" in line:
@@ -188,6 +188,8 @@ def test_ctrl_c_in_a_real_process() -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.stdout.close()
+        process.stderr.close()
     assert process.returncode == 130, err
     assert "unfinished" in out and "Traceback" not in err
 
