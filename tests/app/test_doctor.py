@@ -40,7 +40,8 @@ def test_the_embedded_pair_is_measured(run: Run, drafter: list[str]) -> None:
     assert any(line.startswith("bandwidth") for line in lines)
     rows = [line.split() for line in lines if line.split()[:1] and line.split()[0] in ("1", "2", "3")]
     assert [row[0] for row in rows] == ["1", "2", "3"]
-    assert [len(row) for row in rows[:2]] == ([3, 3] if drafter else [3, 6])
+    first, second = (len(row) for row in rows[:2])
+    assert first == 3 and (second == 3 if drafter else second >= 6), "the best width has a word more"
     assert any(line.startswith("advice") for line in lines)
 
 
