@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,17 @@ def test_what_a_loaded_pair_takes(tmp_path: Path, bits: int | None) -> None:
     gc.collect()
     before = mx.get_active_memory()
     engine = d2.load(target, drafter, draft_bits=bits, draft_group_size=32)
-    gc.collect()
-    taken = mx.get_active_memory() - before
     held = d2.load_precision(draft_bits=bits, draft_group_size=32)
     raw = {**TARGET_CONFIGS["qwen3_5"], "quantization": {"group_size": 32, "bits": 4}}
     estimate = memory_estimate(raw, drafter_config(**wide), 10, precision=held)
     counted = estimate.target_weights + estimate.drafter_weights
     assert engine.drafter is not None
+    for _ in range(100):  # the owner thread may still hold what loading read, until it has nothing to do
+        gc.collect()
+        taken = mx.get_active_memory() - before
+        if taken <= counted + 48_000:
+            break
+        time.sleep(0.02)
     assert counted <= taken <= counted + 48_000, "small vectors kept twice, and what the allocator rounds up"
 
 
