@@ -23,10 +23,9 @@ from .generate import GenerationEvent, new_session, stream_generate
 from .load import Engine
 from .loop import Session
 from .prefix_cache import PrefixCache
-from .text import REPLACEMENT, RenderedPrompt, render_prompt
+from .text import REPLACEMENT, RenderedPrompt, common_length, prompt_end, render_prompt
 
 _TRAINING_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # marks a reply for training; not jinja2's own
-_OPENING_TOKENS = 16  # enough of a prompt's end to hold the mark that opens a block of thinking
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Conversation:
         """The same text as `ids`, with its beginning in the tokens that were read."""
         tokenizer = self.engine.tokenizer
         read = self._session.tokens if self._session is not None else []
-        shared = _common_length(ids, read)
+        shared = common_length(ids, read)
         if shared == len(ids) or not read:
             return ids
         text = tokenizer.apply_chat_template(
@@ -129,7 +128,7 @@ class Conversation:
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt's end has already opened a block of thinking, so that the reply begins inside it."""
         marks = self.thinking
-        return marks is not None and self._decode(prompt[-_OPENING_TOKENS:]).rstrip().endswith(marks.start)
+        return marks is not None and prompt_end(self.engine.tokenizer, prompt).endswith(marks.start)
 
     def stream(
         self, prompt: Sequence[int], config: GenerationConfig | None = None
@@ -175,7 +174,7 @@ class Conversation:
     def _follow(
         self, events: Generator[GenerationEvent, None, None], session: Session, prompt: list[int]
     ) -> Generator[GenerationEvent, None, None]:
-        shared = _common_length(prompt, session.tokens)
+        shared = common_length(prompt, session.tokens)
         self._borders = [border for border in self._borders if border <= shared]
         self._prompt_length = len(prompt)
         try:
@@ -199,12 +198,3 @@ def _moved(boundaries: Sequence[int], ids: Sequence[int], recut: Sequence[int]) 
         elif after and recut[-len(after) :] == after:
             found.add(len(recut) - len(after))
     return tuple(sorted(found))
-
-
-def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    length = 0
-    for mine, theirs in zip(left, right, strict=False):
-        if mine != theirs:
-            break
-        length += 1
-    return length

@@ -20,6 +20,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 # What chat templates raise at messages they do not like.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
+_MARK_TOKENS = 16  # no mark of thinking, with the line ends around it, is longer
 NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
 
 
@@ -91,6 +92,17 @@ def render_prompt(
     return RenderedPrompt(_not_empty(list(ids)), [], boundaries)
 
 
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that two sequences begin with alike."""
+    pairs = zip(left, right, strict=False)
+    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
+
+
+def prompt_end(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text at a prompt's end, without trailing blanks: enough of it to find a mark that opens or ends thinking."""
+    return str(tokenizer.decode(list(ids[-_MARK_TOKENS:]), skip_special_tokens=False)).rstrip()
+
+
 def _boundaries(
     tokenizer: Any, messages: list[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None, ids: Sequence[int]
 ) -> tuple[int, ...]:
@@ -101,8 +113,7 @@ def _boundaries(
             alone = tokenizer.apply_chat_template(part, add_generation_prompt=False, **(template_kwargs or {}))
         except _TEMPLATE_ERRORS:
             continue  # a template may insist on a question; the prompt itself was rendered
-        pairs = zip(alone, ids, strict=False)
-        found.add(next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(alone), len(ids))))
+        found.add(common_length(alone, ids))
     return tuple(sorted(found - {0}))
 
 

@@ -93,6 +93,7 @@ APPLICATION = [
     "output",
     "plots",
     "charts",
+    "thinking",
     "settings.*",
     "settings",
     "models.*",

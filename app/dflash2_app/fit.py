@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .models.discover import local_config
-from .models.memory import DEFAULT_CONTEXT, Fit, check_fit, require_fit
+from .models.memory import local_fit, require_local_fit
 
 if TYPE_CHECKING:
     from .settings.plan import Plan
@@ -23,21 +22,17 @@ def check_memory(plan: Plan, *, plain: bool) -> list[str]:
     Raises:
         AppError: what it needs, what there is, and what would fit.
     """
-    target = local_config(plan.target)
-    if target is None:
-        return []
     import dflash2_mlx as d2
 
-    drafter = None if plain or plan.drafter is None else local_config(plan.drafter)
+    drafter = None if plain else plan.drafter
     held = d2.load_precision(
         draft_bits=None if plain else plan.draft_bits,
         draft_group_size=plan.draft_group_size,
         target_dtype=plan.target_dtype,
     )
-    require_fit(plan.target, check_fit(target, drafter, SHORT_CONTEXT, precision=held))
-    fit: Fit = check_fit(target, drafter, DEFAULT_CONTEXT, precision=held)
+    fit = local_fit(plan.target, drafter, precision=held)
     if fit.fits is not False:
         return []
-    return [
-        f"this machine's memory may end at a context of about {max(SHORT_CONTEXT, fit.longest_context or 0)} tokens"
-    ]
+    if not fit.longest_context:
+        require_local_fit(plan.target, drafter, SHORT_CONTEXT, precision=held)
+    return [f"this machine's memory may end at a context of about {fit.longest_context} tokens"]

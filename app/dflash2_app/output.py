@@ -30,14 +30,14 @@ def printable(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace what JSON cannot say (infinities, as in the log-probability of a banned token) by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
@@ -129,7 +129,7 @@ class Output:
 
     def json(self, value: dict[str, Any]) -> None:
         """Write one JSON object; nothing else may go to standard output in that run."""
-        self.data(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        self.data(json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def note(self, text: str) -> None:
         """Say something the user should know, on standard error."""

@@ -25,7 +25,7 @@ from ..load import Engine
 from ..runtime import owner
 from ..targets.base import Target
 from .ablation import rebuilt
-from .replies import Reply, blocks
+from .replies import Reply, blocks, drafter_of
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ def measure_attention(engine: Engine, replies: Sequence[Reply], *, width: int | 
     Raises:
         ConfigError: the engine has no drafter, or the replies have no rounds.
     """
-    drafter = engine.drafter
-    if drafter is None:
-        raise ConfigError("drafter: got none, expected an engine with a drafter")
+    drafter = drafter_of(engine)
     rows = width or drafter.config.block_size
     parts = [owner().call(partial(_shares, engine.target, drafter, reply, rows)) for reply in replies if reply.rounds]
     if not parts:

@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from ..load import Engine
 from ..runtime import owner
 from .ablation import ablations
+from .replies import drafter_of
 
 REPEATS = 15
 VERIFY, DRAFT = "verify", "draft"
@@ -76,11 +77,9 @@ def measure_shares(engine: Engine, *, width: int | None = None, repeats: int = R
     Raises:
         ConfigError: the engine has no drafter, or fewer than two turns are asked for.
     """
-    drafter = engine.drafter
     if repeats < 2:
         raise ConfigError(f"repeats: got {repeats}, expected an integer >= 2")
-    if drafter is None:
-        raise ConfigError("drafter: got none, expected an engine with a drafter")
+    drafter = drafter_of(engine)
     rows = width or drafter.config.block_size
     drafters = {DRAFT: drafter}
     drafters |= {name: variant.drafter for name, variant in ablations(engine).items() if variant.drafter is not None}

@@ -23,7 +23,7 @@ from .ablation import ablations
 from .attention import BlockAttention, measure_attention
 from .cost_shares import REPEATS, CostShares, measure_shares
 from .recall import Recall, measure_recall
-from .replies import Reply, decode
+from .replies import Reply, decode, drafter_of
 from .shares import conditional_shares, expected_length, leading, reached_positions
 
 FULL, OFF, OTHER = "loaded", "switched off", "another drafter"
@@ -160,8 +160,7 @@ def analyze(
 
 
 def _variants(engine: Engine, others: Mapping[str, Engine]) -> list[Variant]:
-    if engine.drafter is None:
-        raise ConfigError("drafter: got none, expected an engine with a drafter")
+    drafter_of(engine)
     variants = [Variant(engine.drafter_name or "drafter", FULL, engine)]
     variants += [Variant(name, OFF, variant) for name, variant in ablations(engine).items()]
     for name, other in others.items():

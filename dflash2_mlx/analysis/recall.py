@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..load import Engine
 from ..runtime import owner
 from ..targets.base import Target
-from .replies import Reply, blocks
+from .replies import Reply, blocks, drafter_of
 from .shares import conditional_shares, expected_length
 
 _TOGETHER = 16  # blocks that are queued before the host looks
@@ -63,9 +63,7 @@ def measure_recall(engine: Engine, replies: Sequence[Reply], *, width: int | Non
     Raises:
         ConfigError: the engine has no drafter, or no reply has two tokens.
     """
-    drafter = engine.drafter
-    if drafter is None:
-        raise ConfigError("drafter: got none, expected an engine with a drafter")
+    drafter = drafter_of(engine)
     width = width or drafter.config.block_size
     parts = [owner().call(partial(_hits, engine.target, drafter, reply, width)) for reply in replies]
     first, among, chosen, asked = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else [_NONE] * 4

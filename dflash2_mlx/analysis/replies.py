@@ -14,6 +14,7 @@ import mlx.core as mx
 from ..config import GenerationConfig
 from ..drafter.context import DrafterContext
 from ..drafter.model import DraftModel
+from ..errors import ConfigError
 from ..generate import RoundInfo, new_session, stream_generate
 from ..load import Engine
 from ..stats import GenerationStats
@@ -21,6 +22,17 @@ from ..targets.base import Target
 from ..text import Prompt
 
 _CHUNK = 512  # rows of one pass of the target
+
+
+def drafter_of(engine: Engine) -> DraftModel:
+    """The drafter that is to be measured.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if engine.drafter is None:
+        raise ConfigError("drafter: got none, expected an engine with a drafter")
+    return engine.drafter
 
 
 @dataclass(frozen=True)

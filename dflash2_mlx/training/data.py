@@ -19,6 +19,7 @@ import jinja2
 import numpy as np
 
 from ..errors import ConfigError
+from ..text import common_length
 from .settings import Document
 
 
@@ -153,16 +154,8 @@ def _chat(item: Item, tokenizer: Any, max_length: int) -> Document:
             before = _rendered(item, tokenizer, messages[:place], to_answer=True)
             until = _rendered(item, tokenizer, messages[: place + 1], to_answer=False)
             # A template may rewrite earlier turns (drop their reasoning, say): then the turn is where both agree.
-            start, end = _shared(before, whole), _shared(until, whole)
+            start, end = common_length(before, whole), common_length(until, whole)
             supervised[start:end] = True
     except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
         raise _refused(item.where, error) from None
     return Document(np.array(whole[:max_length], dtype=np.int32), supervised[:max_length])
-
-
-def _shared(part: list[int], whole: list[int]) -> int:
-    """Length of the common beginning."""
-    for place, (mine, theirs) in enumerate(zip(part, whole, strict=False)):
-        if mine != theirs:
-            return place
-    return min(len(part), len(whole))

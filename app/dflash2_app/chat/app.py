@@ -12,12 +12,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import AppError
+from ..thinking import ThinkingSplitter
 from .figures import SEPARATOR, Totals, counted, figures
 from .interrupt import Stop, interrupts_ask
 from .record import Chat, Message
 from .settings import ReplySettings
 from .store import ChatStore
-from .thinking import ThinkingSplitter
 from .view import View
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from rich.text import Text
 
 from ..charts import bar_chart
 from ..output import printable
+from ..thinking import Kind
 from .keyboard import quiet_keyboard
 from .live import LiveRegion
 from .markdown import BlockStream, ChatMarkdown, LineStream
-from .thinking import Kind
 
 LEAST_PAUSE_S = 0.08
 DRAWING_SHARE = 0.1

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..output import Output
-from .thinking import Kind
+from ..thinking import Kind
 
 
 class View(Protocol):

@@ -135,7 +135,7 @@ def _analyze(
     sampled, temperatures = sampling(drawn, measured, recommended)
     if measured.temperatures is None and measured.preset is None:
         temperatures = TEMPERATURES
-    engine = _engine(models, out)
+    engine = models.load(out)
     has_template = engine.tokenizer.has_chat_template
     config = d2.GenerationConfig(
         max_tokens=measured.tokens,
@@ -147,13 +147,6 @@ def _analyze(
     compared, repeats = tuple(taken_apart.compare or ()), measured.repeat or REPEATS
     options = AnalysisOptions(config, temperatures, compared, repeats, results.plot, results.json)
     run_analysis(out, engine, [prompt.first for prompt in prompts.prompts], options)
-
-
-def _engine(models: ModelOptions, out: Output) -> d2.Engine:
-    engine = models.load(out)
-    if models.refuses_drafter:  # the embedded pair brings one along
-        engine = replace(engine, drafter=None, drafter_name=None)
-    return engine
 
 
 def _bench_pair(
@@ -169,7 +162,7 @@ def _bench_pair(
     busy = busy_note()
     recommended = measuring.recommended_sampling(models.target) if measured.preset == DEFAULT else {}
     config, temperatures = sampling(drawn, measured, recommended)
-    engine = _engine(models, out)
+    engine = models.load(out)
     template_args = _template_args(sets, measured)
     notes = [*without_effect(drawn, temperatures), *([engine.row_cost_note] if engine.row_cost_note else [])]
     if not engine.tokenizer.has_chat_template and measured.preset is not None and sets.chat_template_args is None:

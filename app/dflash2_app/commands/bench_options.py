@@ -7,7 +7,7 @@ nothing is refused by name, or told of where it is only without effect.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ from .options import (
     RepetitionPenalty,
     TopK,
     TopP,
+    biases_by_token,
     lossless_mode,
     valued,
 )
@@ -152,16 +153,8 @@ class DrawOptions:
 
     def given(self) -> dict[str, Any]:
         """What the command line states, by its name in `SamplingConfig`."""
-        found = {item.name: value for item in fields(self) if (value := self._value(item.name)) is not None}
-        biases: dict[int, float] = {}
-        for bias in self.logit_bias or ():
-            if bias.token in biases:
-                raise UsageError(f"--logit-bias: got token {bias.token} twice, expected each id once")
-            biases[bias.token] = bias.value
-        return found | ({"logit_bias": biases} if biases else {})
-
-    def _value(self, name: str) -> Any:
-        return None if name == "logit_bias" else vars(self)[name]
+        stated = {**vars(self), "logit_bias": biases_by_token(self.logit_bias)}
+        return {name: value for name, value in stated.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,8 +91,6 @@ def _examine(found: dict[str, Any], models: ModelOptions, out: Output, rows: int
     from dflash2_mlx import analysis
 
     engine = models.load(out)
-    if models.refuses_drafter:  # the embedded pair brings one along
-        engine = replace(engine, drafter=None, drafter_name=None)
     out.status("measuring the memory bandwidth")
     found["memory_bandwidth_bytes_per_s"] = analysis.measure_bandwidth()
     out.status(f"timing passes of 1 to {rows} rows")

@@ -10,7 +10,7 @@ A command takes a group as one parameter (see `grouping`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -219,7 +219,10 @@ class ModelOptions:
 
     def load(self, out: Output, *, plain: bool = False) -> d2.Engine:
         """Load what was asked for or configured, for commands that need nothing but the engine."""
-        return self.open(self.prepare(), out, plain=plain).engine
+        engine = self.open(self.prepare(), out, plain=plain).engine
+        if self.refuses_drafter:  # the embedded pair brings one along
+            engine = replace(engine, drafter=None, drafter_name=None)
+        return engine
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,20 @@ class ReplyOptions:
             "dflash_verify_mode": self.verify_mode,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+def biases_by_token(given: list[TokenBias] | None) -> dict[int, float] | None:
+    """What `--logit-bias` says, None when it was not given.
+
+    Raises:
+        UsageError: a token is named twice.
+    """
+    biases: dict[int, float] = {}
+    for item in given or ():
+        if item.token in biases:
+            raise UsageError(f"--logit-bias: got token {item.token} twice, expected each id once")
+        biases[item.token] = item.value
+    return biases or None
 
 
 _DRAWN = (
@@ -267,21 +284,13 @@ class SamplingOptions:
 
     def extra(self) -> dict[str, Any]:
         """What no setting says, by the library's names."""
-        return {"logit_bias": self._biases(), "seed": self.seed, "lossless_mode": self.lossless_mode}
+        return {"logit_bias": biases_by_token(self.logit_bias), "seed": self.seed, "lossless_mode": self.lossless_mode}
 
     def config(self) -> d2.SamplingConfig:
         """Translate to the library's settings, for commands that read no settings."""
         import dflash2_mlx as d2
 
         return d2.SamplingConfig(**self.given(), **self.extra())
-
-    def _biases(self) -> dict[int, float] | None:
-        biases: dict[int, float] = {}
-        for item in self.logit_bias or ():
-            if item.token in biases:
-                raise UsageError(f"--logit-bias: got token {item.token} twice, expected each id once")
-            biases[item.token] = item.value
-        return biases or None
 
     def without_effect(self, effective: Effective | None = None, *, drafts: bool = True) -> list[str]:
         """Say which options were given and do nothing, and why; `effective` knows a configured temperature."""

@@ -114,12 +114,24 @@ def require_local_fit(
     Raises:
         AppError: as `require_fit`.
     """
+    fit = local_fit(target, drafter, context, precision=precision, limit=limit)
+    require_fit(target, fit)
+    return fit
+
+
+def local_fit(
+    target: str,
+    drafter: str | None,
+    context: int = DEFAULT_CONTEXT,
+    *,
+    precision: d2.Precision | None = None,
+    limit: int | None = None,
+) -> Fit:
+    """`check_fit` of a pair by name; nothing is known of one whose config is not on this machine."""
     config = local_config(target)
     if config is None:
         return Fit(None, None, reason=f"{target} is not on this machine")
-    fit = check_fit(config, local_config(drafter) if drafter else None, context, precision=precision, limit=limit)
-    require_fit(target, fit)
-    return fit
+    return check_fit(config, local_config(drafter) if drafter else None, context, precision=precision, limit=limit)
 
 
 def needs(fit: Fit) -> str:

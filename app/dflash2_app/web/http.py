@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Send
 
+from ..output import finite
 from .api.errors import TIMEOUT, TOO_LARGE, UNAVAILABLE, ApiError
 from .service import Limits
 
@@ -42,17 +42,7 @@ class Frame:
 
 def dumps(value: Any) -> str:
     """Compact JSON; what JSON cannot say (an infinity) becomes null."""
-    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -19,8 +19,8 @@ from dflash2_app.chat.markdown import BlockStream, ChatMarkdown
 from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.settings import DEFAULTS, ReplySettings
 from dflash2_app.chat.store import ChatStore
-from dflash2_app.chat.thinking import ThinkingSplitter
 from dflash2_app.errors import AppError
+from dflash2_app.thinking import ThinkingSplitter
 
 MARKS = d2.ThinkingMarks("<think>", "</think>")
 

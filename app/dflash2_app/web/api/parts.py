@@ -1,8 +1,8 @@
 """Takes the text of a reply apart: thinking, answer, tool calls.
 
-Owns: the search for the marks around thinking and around tool calls in streamed text. Invariant: however the text is
-cut into pieces, the joined parts are the same, and no text is lost: what looks like a tool call and cannot be read is
-answer text.
+Owns: the search for the marks around tool calls in streamed text; those around thinking `ThinkingSplitter` finds.
+Invariant: however the text is cut into pieces, the joined parts are the same, and no text is lost: what looks like a
+tool call and cannot be read is answer text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ...thinking import ThinkingSplitter, half_mark
 
 log = logging.getLogger("dflash2.serve")
 
@@ -74,7 +76,7 @@ def _checked(call: Any) -> ToolCall:
 
 
 class PartReader:
-    """Reads one reply.
+    """Reads one reply: thinking is told from the answer, and calls from what else is in that.
 
     Args:
         thinking: the marks around thinking; None when the model has none.
@@ -83,85 +85,83 @@ class PartReader:
     """
 
     def __init__(self, thinking: Marks | None = None, *, inside: bool = False, calls: CallReader | None = None):
-        self._thinking, self._calls = thinking, calls
-        self._state = "answer" if thinking is None else "thinking" if inside else "undecided"
-        self._held = ""
-        self._leading = inside  # line ends here are layout
+        self._splitter = ThinkingSplitter(thinking, inside=inside)
+        self._finder = _CallFinder(calls) if calls is not None and calls.marks.start else None
 
     def push(self, text: str) -> list[Part]:
         """Add text; returns what is certain now."""
-        self._held += text
-        parts: list[Part] = []
-        while (found := self._step(final=False)) is not None:
-            parts += found
-        return parts
+        return self._parts(self._splitter.push(text))
 
     def finish(self) -> list[Part]:
         """The rest: half a mark is text after all, and an open tool call is read as far as it goes."""
+        parts = self._parts(self._splitter.finish())
+        return parts if self._finder is None else [*parts, *self._finder.finish()]
+
+    def _parts(self, pieces: Sequence[tuple[str, str]]) -> list[Part]:
         parts: list[Part] = []
-        while (found := self._step(final=True)) is not None:
+        for kind, text in pieces:
+            if kind == "thinking":
+                parts.append(Part(reasoning=text))
+            elif self._finder is None:
+                parts.append(Part(content=text))
+            else:
+                parts += self._finder.push(text)
+        return parts
+
+
+class _CallFinder:
+    """Finds tool calls in the text of an answer; line ends before, between and after them are layout."""
+
+    def __init__(self, reader: CallReader):
+        self._reader = reader
+        self._held = ""
+        self._in_call = False
+        self._leading = False  # line ends here are layout
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        return self._steps(final=False)
+
+    def finish(self) -> list[Part]:
+        return self._steps(final=True)
+
+    def _steps(self, *, final: bool) -> list[Part]:
+        parts: list[Part] = []
+        while self._held or (final and self._in_call):
+            found = self._call(final) if self._in_call else self._answer(final)
+            if found is None:
+                break
             parts += found
         return parts
 
-    def _step(self, *, final: bool) -> list[Part] | None:
-        """One step of reading; None when more text is needed."""
-        if not self._held and not (final and self._state == "call"):
-            return None
-        return {
-            "undecided": self._decide, "thinking": self._think, "answer": self._answer, "call": self._call,
-        }[self._state](final)  # fmt: skip
-
-    def _decide(self, final: bool) -> list[Part] | None:
-        assert self._thinking is not None
-        text, start = self._held.lstrip(), self._thinking.start
-        if text.startswith(start):
-            self._state, self._held, self._leading = "thinking", text[len(start) :], True
-        elif final or not start.startswith(text):
-            self._state = "answer"
-        else:
-            return None
-        return []
-
-    def _think(self, final: bool) -> list[Part] | None:
-        assert self._thinking is not None
-        end = self._thinking.end
-        at = self._held.find(end)
-        if at >= 0:
-            part = self._release(at)
-            self._state, self._held, self._leading = "answer", self._held[len(end) :], True
-            return [Part(reasoning=part)] if part else []
-        size = len(self._held) - (0 if final else half_mark(self._held, end))
-        part = self._release(size)
-        return [Part(reasoning=part)] if part else (None if size == 0 else [])
-
     def _answer(self, final: bool) -> list[Part] | None:
-        start = self._calls.marks.start if self._calls is not None else ""
-        at = self._held.find(start) if start else -1
+        """The text in front of a call, or what is certain of it; None when more text is needed."""
+        start = self._reader.marks.start
+        at = self._held.find(start)
         if at >= 0:
-            part = self._release(at)
-            self._state, self._held = "call", self._held[len(start) :]
-            part = part.rstrip("\n")
+            part = self._release(at).rstrip("\n")
+            self._in_call, self._held = True, self._held[len(start) :]
             return [Part(content=part)] if part else []
-        size = len(self._held) - (0 if final or not start else half_mark(self._held, start))
-        if start and not final:
-            size = len(self._held[:size].rstrip("\n"))  # line ends before or between calls are layout
+        size = len(self._held)
+        if not final:
+            size = len(self._held[: size - half_mark(self._held, start)].rstrip("\n"))
         if size == 0:
             return None
         part = self._release(size)
         return [Part(content=part)] if part else []
 
     def _call(self, final: bool) -> list[Part] | None:
-        assert self._calls is not None
-        end = self._calls.marks.end
-        at = self._held.find(end) if end else -1
+        """What the call says; its own text when it cannot be read; None when more text is needed."""
+        marks = self._reader.marks
+        at = self._held.find(marks.end) if marks.end else -1
         if at < 0 and not final:
             return None
         body = self._held if at < 0 else self._held[:at]
-        self._held = "" if at < 0 else self._held[at + len(end) :]
-        self._state = "answer"
-        calls = self._calls.read(body)
+        self._held = "" if at < 0 else self._held[at + len(marks.end) :]
+        self._in_call = False
+        calls = self._reader.read(body)
         if not calls:
-            return [Part(content=self._calls.marks.start + body + ("" if at < 0 else end))]
+            return [Part(content=marks.start + body + ("" if at < 0 else marks.end))]
         self._leading = True
         return [Part(call=call) for call in calls]
 
@@ -171,11 +171,3 @@ class PartReader:
             text = text.lstrip("\n")
             self._leading = not text
         return text
-
-
-def half_mark(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins the mark."""
-    for size in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0

@@ -7,14 +7,21 @@ the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
+from typing import Literal, Protocol
 
 Kind = Literal["thinking", "answer"]
 Part = tuple[Kind, str]
 _State = Literal["undecided", "thinking", "answer"]
+
+
+class Marks(Protocol):
+    """What a model writes around something, such as the library's `ThinkingMarks`."""
+
+    @property
+    def start(self) -> str: ...
+
+    @property
+    def end(self) -> str: ...
 
 
 class ThinkingSplitter:
@@ -25,7 +32,7 @@ class ThinkingSplitter:
         inside: whether the prompt has opened the thinking already.
     """
 
-    def __init__(self, marks: d2.ThinkingMarks | None, *, inside: bool = False):
+    def __init__(self, marks: Marks | None, *, inside: bool = False):
         self._marks = marks
         self._state: _State = "answer" if marks is None else "thinking" if inside else "undecided"
         self._held = ""
@@ -62,7 +69,7 @@ class ThinkingSplitter:
         assert self._marks is not None
         at = self._held.find(self._marks.end)
         if at < 0:
-            return self._release("thinking", len(self._held) - _half_mark(self._held, self._marks.end))
+            return self._release("thinking", len(self._held) - half_mark(self._held, self._marks.end))
         parts = self._release("thinking", at)
         self._state, self._held, self._leading = "answer", self._held[len(self._marks.end) :], True
         return parts
@@ -75,7 +82,7 @@ class ThinkingSplitter:
         return [(kind, text)] if text else []
 
 
-def _half_mark(text: str, mark: str) -> int:
+def half_mark(text: str, mark: str) -> int:
     """Length of the longest end of `text` that begins the mark."""
     for size in range(min(len(mark) - 1, len(text)), 0, -1):
         if mark.startswith(text[-size:]):
