@@ -100,6 +100,8 @@ APPLICATION = [
     "models",
     "fit",
     "engine",
+    "samples",
+    "machine",
     "bench.*",
     "bench",
     "chat.*",
