@@ -91,6 +91,7 @@ LIBRARY = [
 APPLICATION = [
     "errors",
     "output",
+    "whole_file",
     "plots",
     "charts",
     "thinking",
