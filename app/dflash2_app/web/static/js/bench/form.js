@@ -20,6 +20,12 @@ export function benchForm(about, onStart) {
   const button = el("button.primary", { type: "submit" }, "Start");
   const own = () => controls.set.input.value === "own";
   const show = () => { controls.prompts.node.hidden = !own(); };
+  const suggest = () => {
+    const model = about.models.find((one) => one.id === controls.model.input.value);
+    controls.widths.input.placeholder = usualWidths(model, about.defaults.widths).join(",");
+  };
+  controls.model.input.addEventListener("change", suggest);
+  suggest();
   controls.set.input.addEventListener("change", show);
   show();
   const form = el("form.panel.stack.benchform", { "aria-label": "New measurement", novalidate: true, onsubmit: async (event) => {
@@ -76,7 +82,7 @@ function makeControls(about, kept) {
     samples: whole("samples", "Samples", "Prompts drawn from the set", defaults.samples),
     repeats: whole("repeats", "Repeats", "Times every request is made", defaults.repeats),
     max_tokens: whole("max_tokens", "Max tokens", `Of a reply; ${defaults.preset_max_tokens} with a preset`, defaults.max_tokens),
-    widths: text("widths", "Widths", "Rows per verify; 1 is plain decoding", `${defaults.widths.join(",")} and the drafter's own`),
+    widths: text("widths", "Widths", "Rows per verify, such as 1,4,8; 1 is plain decoding"),
     temperatures: text("temperatures", "Temperatures", "0 takes the likeliest token", "0"),
     depths: text("depths", "Depths", "Tokens of context before a prompt", "0"),
     preset: field("Preset", select(presets, kept.preset ?? ""), { hint: "Sampling, thinking and length as published; what is filled in above or below counts more." }),
@@ -89,6 +95,13 @@ function makeControls(about, kept) {
   };
   for (const [name, label, hint] of SAMPLING) controls[name] = text(name, label, hint);
   return controls;
+}
+
+/** The widths that are measured when none are named, as far as the drafter is known. */
+function usualWidths(model, widths) {
+  if (!model?.loaded) return widths;
+  const own = model.block_size;
+  return own ? [...new Set([...widths.filter((width) => width < own), own])] : [1];
 }
 
 function modelLabel(model) {

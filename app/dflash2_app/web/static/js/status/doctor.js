@@ -10,7 +10,7 @@ export function doctorPanels({ signal }) {
   const machine = el("section.panel", { "aria-label": "Machine" }, el("h2", {}, "Machine"), el("p.dim", {}, "Loading…"));
   const kernels = el("section.panel", { "aria-label": "Kernels" });
   const passes = el("section.panel.stack", { "aria-label": "Passes" });
-  const node = el("div.stack", {}, machine, kernels, passes);
+  const node = el("div.stack", {}, el("div.columns", {}, machine, kernels), passes);
   let timer = 0;
   const look = async () => {
     try {
@@ -67,7 +67,7 @@ function kernelTable(found) {
 }
 
 function examineForm(names, onStart) {
-  const model = field("Model", select(names, names[0]));
+  const model = field("Model", select(names, names[0]), { hint: "Is loaded first if need be" });
   const rows = field("Rows", el("input", { type: "number", min: 2, max: 16, value: 16 }), { hint: "Passes of 1 to so many rows" });
   const problem = el("p.error", { role: "alert", hidden: true });
   const button = el("button", { type: "submit" }, "Measure");

@@ -23,7 +23,7 @@ export function logPanel({ signal }) {
     }
   } }, "Copy");
   const visible = () => lines.filter((line) => LEVELS.indexOf(line.level) >= LEVELS.indexOf(level.value));
-  const bottom = () => { box.scrollTop = box.scrollHeight; };
+  const bottom = () => requestAnimationFrame(() => { box.scrollTop = box.scrollHeight; });
   const show = () => {
     const rows = visible();
     fill(box, rows.length ? rows.map(row) : el("p.empty", {}, lines.length ? "No lines of this level." : "No lines yet."));

@@ -3,7 +3,9 @@ import { el, fmt } from "../dom.js";
 
 /** Tiles, models and sums of GET /api/status. */
 export function overview(status) {
-  return [server(status), models(status.models), totals(status.totals), memory(status.memory)];
+  return [
+    el("div.columns", {}, server(status), memory(status.memory)), models(status.models), totals(status.totals),
+  ];
 }
 
 function tiles(pairs) {
