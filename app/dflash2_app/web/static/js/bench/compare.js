@@ -24,7 +24,7 @@ export function comparison(first, second) {
 
 const ALIKE = [
   ["model", "models"], ["drafter", "drafters"], ["set", "prompts"], ["prompts", "numbers of prompts"], ["max_tokens", "lengths"],
-  ["preset", "presets"], ["chat_template", "uses of the chat template"], ["seed", "seeds"],
+  ["preset", "presets"], ["repeats", "numbers of repeats"], ["chat_template", "uses of the chat template"], ["seed", "seeds"],
 ];
 
 /** Say what makes the two hard to compare. */
@@ -46,8 +46,9 @@ function table(name, both) {
   return el("table.arms", {},
     el("caption", {}, name),
     el("thead", {},
-      el("tr", {}, el("th", { scope: "col" }, "width"), columns.map(([label]) =>
-        ["A", "B", "B / A"].map((side) => el("th.number", { scope: "col" }, `${label} ${side}`))))),
+      el("tr", {}, el("th", { scope: "col", rowspan: 2 }, "width"), columns.map(([label]) =>
+        el("th.over", { scope: "colgroup", colspan: 3 }, label))),
+      el("tr", {}, columns.map(() => ["A", "B", "B / A"].map((side) => el("th.number", { scope: "col" }, side))))),
     el("tbody", {}, widths.map((width) => {
       const [a, b] = arms.map((map) => map.get(width));
       return el("tr", {}, el("th", { scope: "row" }, widthName(a ?? b)), columns.map(([, get, show]) => {

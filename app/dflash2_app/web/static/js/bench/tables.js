@@ -36,8 +36,8 @@ const HEADS = [
 ];
 
 function armTable(setting, caption) {
-  const speeds = setting.arms.map((arm) => arm.speedup).filter((value) => value !== null);
-  const best = setting.arms.find((arm) => arm.speedup !== null && arm.speedup === Math.max(...speeds) && arm.mode !== "plain");
+  const faster = setting.arms.filter((arm) => arm.mode !== "plain" && arm.speedup > 1);
+  const best = faster.find((arm) => arm.speedup === Math.max(...faster.map((one) => one.speedup)));
   return el("table.arms", {},
     el("caption", {}, caption),
     el("thead", {}, el("tr", {}, HEADS.map(([name, title], at) =>
