@@ -28,7 +28,7 @@ function server(status) {
 
 function models(list) {
   const heads = ["model", "state", "engine", "DFlash", "block size", "context", "weights", "in use"];
-  const table = el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Models" }, el("table", {},
+  const table = el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of models" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, list.map(modelRow))));
   return el("section.panel", { "aria-label": "Models" },
