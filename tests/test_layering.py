@@ -99,6 +99,7 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "loading",
     "engine",
     "bench.*",
     "bench",

@@ -23,7 +23,7 @@ log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/health",)  # tells nothing but that the server is up
 ANTHROPIC_PATHS = ("/v1/messages",)
 COUNTED_PATHS = frozenset(
-    """/health /metrics /v1/models /v1/models/status /v1/chat/completions /v1/completions
+    """/health /metrics /v1/models /v1/models/status /v1/models/refresh /v1/chat/completions /v1/completions
 /v1/responses /v1/messages /v1/messages/count_tokens""".split()
 )
 
