@@ -236,6 +236,7 @@ def usage_details(stats: d2.GenerationStats) -> dict[str, Any]:
         "acceptance_length": stats.acceptance_length,
         "acceptance_by_position": stats.acceptance_by_position,
         "width": stats.block_size,
+        "verify_mode": stats.verify_mode,
         "synchronous_rounds": stats.synchronous_rounds,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,

@@ -113,11 +113,13 @@ class Served:
         """How many tokens a prompt has.
 
         Raises:
-            PromptError: the prompt cannot be used.
+            ConfigError, PromptError, AppError: there could be no reply to it.
         """
         import dflash2_mlx as d2
 
-        return d2.count_prompt_tokens(self.engine, prompt, config)
+        rendered = self.render(prompt, config)
+        self.stream(rendered, config).close()  # only checks: a reply nobody asked for costs nothing
+        return d2.count_prompt_tokens(self.engine, rendered, config)
 
     def thinking_state(self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig) -> str:
         """Where a reply to this prompt begins, by the marks at the prompt's end.
