@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import AppError, one_line
 from .api.errors import UNAVAILABLE, ApiError
@@ -33,6 +33,7 @@ class Held:
     last_use: float = 0.0
     problem: str | None = None  # why the last attempt to load failed
     retired: bool = False
+    names: set[str] = field(default_factory=set)  # of the sources that used it
 
     @property
     def loading(self) -> bool:
@@ -86,6 +87,7 @@ class Engines:
         """Take an engine that was loaded elsewhere, before anybody asked for it."""
         held = self._held.setdefault(source.key, Held(source))
         held.served, held.last_use = served, self._clock()
+        held.names.add(source.name)
 
     @asynccontextmanager
     async def using(self, source: Source) -> AsyncIterator[Served]:
@@ -97,6 +99,7 @@ class Engines:
         held = self._held.setdefault(source.key, Held(source))
         if held.served is None:
             held.source = source  # the newest settings of this key load it
+        held.names.add(source.name)
         held.users += 1  # before waiting, so that nobody unloads it in between
         try:
             yield await self._loaded(held)

@@ -86,9 +86,10 @@ class ModelPool:
 
     def _offer(self, offered: Offered) -> None:
         self._offered = offered
-        self._sources: dict[str, Source] = {source.name: source for source in offered.sources}
-        assert len(self._sources) == len(offered.sources), "two models of one name"
-        self._names = Names(offered.sources)
+        self._sources: dict[str, Source] = {}
+        for source in offered.sources:
+            self._sources.setdefault(source.name, source)  # a profile may bear the name of a model
+        self._names = Names(list(self._sources.values()))
 
     # What is offered.
 
@@ -313,7 +314,6 @@ class ModelPool:
             "effective_engine": None, "dflash_requested": card.dflash_requested, "dflash_active": None,
             "dflash_fallback_reason": None, "notes": list(card.notes),
         } if served is None else served.report.to_dict()  # fmt: skip
-        leaving = {item.source.name for item in self._engines.leaving}
         return {
             "id": shown_name(source),
             "name": source.name,
@@ -328,7 +328,7 @@ class ModelPool:
             "is_favorite": card.is_favorite,
             "loaded": served is not None,
             "is_loading": held is not None and held.loading,
-            "requires_reload": source.name in leaving,
+            "requires_reload": any(source.name in item.names for item in self._engines.leaving),
             "pinned": self._pinned(source),
             "ttl_seconds": self._source_ttl(source),
             "idle_seconds": None if idle_s is None else round(idle_s, 3),

@@ -140,6 +140,10 @@ def test_profiles_share_an_engine_or_have_their_own(machine: Machine, pair: dict
             assert (base.defaults.block_size, hot.defaults.block_size) == (None, 2)
             assert hot.defaults.max_tokens == 8, "what the profile does not say is the model's"
             assert pool.state("A:hot")["loaded"] and not pool.state("A:bare")["loaded"]
+            machine.configure(A={**pair, "dflash_draft_window_size": 7})
+            assert (await pool.refresh()).requires_reload == ("A", "A:hot")
+            assert [pool.state(name)["requires_reload"] for name in ("A", "A:hot", "A:bare")] == [True, True, False]
+            machine.configure(A=pair)
         async with pool.using("A:bare") as bare:
             assert not bare.report.dflash_active and not pool.state("A")["loaded"]
         assert machine.loaded == [("A", True), ("A", False)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dflash2_mlx as d2
+from dflash2_app.settings.paths import Base
+from dflash2_app.web.offers import Catalogue, Wanted
 
+from ..settings.pairs import save_pair
 from .conftest import HELLO, Running, serving
 from .machine import GREEDY, ON, Machine, machine
 from .models import plain_text, scripted, source_of, tiny_engine, tiny_served
@@ -122,6 +126,8 @@ def test_what_the_template_is_told(machine: Machine, served: Running) -> None:
     assert ask(served, chat_template_kwargs={"mood": "good"})["status"] == 200, "nothing is configured for it"
     plain = served.http.post("/v1/completions", json={"model": "A", "prompt": "ab", "max_tokens": 2})
     assert plain.json()["usage"]["prompt_tokens"] == 2, "no template, no variables"
+    configured = served.http.post("/v1/completions", json={"model": "A", "prompt": "ab"})
+    assert configured.json()["usage"]["completion_tokens"] == 8, "not OpenAI's 16, which is for those who set nothing"
 
 
 def test_what_was_read_is_not_read_again(machine: Machine, served: Running) -> None:
@@ -186,6 +192,22 @@ def test_the_status_says_what_counts_and_why(machine: Machine, served: Running) 
     assert shown["top_p"] == {"value": 0.95, "origin": "default"}
     assert status["default_model"] == "mini" and "D" in status["left_out"] and status["notes"] == []
     assert state["weight_bytes"] > 0 and json.dumps(status)
+
+
+def test_a_real_pair_from_its_settings(home: Path) -> None:
+    """Read from disk by the library itself; the other tests here have a ready model in its place."""
+    base = home / "settings"
+    target, drafter = save_pair(base / "models" / "o")
+    settings = {**ON, **GREEDY, "dflash_draft_model": str(drafter), "dflash_block_size": 5, "dflash_draft_sink_size": 0}
+    (base / "model_settings.json").write_text(json.dumps({"version": 1, "models": {target.name: settings}}))
+    catalogue = Catalogue(Base(base, "default"), environment={}, wanted=[Wanted(target.name, "it")])
+    with serving(catalogue=catalogue) as running:
+        text, usage = reply(running, "it")
+        alone = d2.load(str(target), None)
+        assert text == d2.generate(alone, HELLO, d2.GenerationConfig(max_tokens=8)).text
+        assert (usage["dflash2"]["mode"], usage["dflash2"]["width"]) == ("dflash2", 5)
+        state = running.http.get("/v1/models/status").json()["models"][0]
+        assert state["dflash_active"] and state["weight_bytes"] > 0
 
 
 def test_refresh_and_reload_over_http(machine: Machine, served: Running) -> None:

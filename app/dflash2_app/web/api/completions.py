@@ -47,7 +47,7 @@ class CompletionCall:
         fields, draft = self._fields, Draft(served)
         read_sampling(fields, draft)
         read_length(fields, draft, "max_tokens")
-        if "max_tokens" not in draft.config:
+        if "max_tokens" not in draft.config and not served.pair.effective.given("max_tokens"):
             draft.config["max_tokens"] = 16  # OpenAI's default
         read_stop(fields, draft)
         draft.config["logprobs"] = self.logprobs
