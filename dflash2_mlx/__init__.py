@@ -27,9 +27,10 @@ from .errors import (
     UnsupportedModelError,
 )
 from .generate import collect, generate, new_session, stream_generate
-from .load import Engine, check_pair, check_pairing, load, load_drafter, load_precision
+from .load import Engine, load, load_drafter, load_precision
 from .loop import Session
 from .memory import MemoryEstimate, Precision, memory_estimate
+from .pairing import check_pair, check_pairing
 from .prefix_cache import PrefixCache
 from .results import GenerationEvent, GenerationResult, RoundInfo
 from .session import DFlash2Session, PlainSession

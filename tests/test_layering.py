@@ -60,6 +60,8 @@ LIBRARY = [
     "shapes",
     "memory",
     "describe",
+    "checkpoint",
+    "pairing",
     "load",
     "convert",
     "stats",

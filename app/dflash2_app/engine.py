@@ -82,10 +82,9 @@ class Setup:
             Dflash2Error: of the library.
             AppError: it cannot fit into memory.
         """
-        tight = check_memory(self.plan, plain=plain)
+        room = check_memory(self.plan, plain=plain)
         tell(f"loading {self.target}")
-        loaded = load_engine(self.plan, plain=plain, several=several)
-        return self.over(replace(loaded, notes=(*loaded.notes, *tight)), plain=plain)
+        return self.over(load_engine(self.plan, room, plain=plain, several=several), plain=plain)
 
     @property
     def load_key(self) -> LoadKey:

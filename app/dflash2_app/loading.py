@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .fit import Room
 from .settings.names import MINI
 from .settings.plan import Plan, drafter_dtype, usable_view
 
@@ -40,17 +41,19 @@ def load_key(plan: Plan) -> LoadKey:
     return (plan.target, plan.target_dtype, plan.drafter, *held, plan.prefix)
 
 
-def load_engine(plan: Plan, *, plain: bool = False, several: bool = False) -> Loaded:
+def load_engine(plan: Plan, room: Room, *, plain: bool = False, several: bool = False) -> Loaded:
     """Load by a plan.
 
     Args:
+        room: what the plan leaves of this machine's memory.
         plain: leave the drafter on disk.
         several: more than one reply will follow, so that a prefix cache in memory is of use.
     Raises:
         Dflash2Error: the target cannot be loaded, or a drafter that was named just now.
     """
     engine, reason, notes = _load(plan, plain=plain)
-    return Loaded(engine, reason, tuple(notes), _prefix_cache(plan, several=several))
+    cache, cut = _prefix_cache(plan, room, several=several)
+    return Loaded(engine, reason, (*notes, *room.notes, *([cut] if cut else [])), cache)
 
 
 def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:
@@ -68,14 +71,15 @@ def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]
     return engine, None, notes
 
 
-def _prefix_cache(plan: Plan, *, several: bool) -> Any:
-    """The prefix cache that the settings describe, or None; `plan.prefix` is None where the library has none."""
+def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | None]:
+    """The prefix cache that the settings describe, or None, and what to tell of its size."""
     limits = plan.prefix
     if limits is None or not (several or limits.disk_folder):
-        return None
+        return None, None
     import dflash2_mlx as d2
 
-    return d2.PrefixCache(limits.max_entries, limits.max_bytes, limits.disk_folder, limits.disk_max_bytes)
+    size, note = room.prefix_bytes(limits.max_bytes)
+    return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes), note
 
 
 def _load_target(plan: Plan) -> d2.Engine:

@@ -23,6 +23,7 @@ from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .models_api import ModelsApi
+from .pages import Pages
 from .service import Service
 
 log = logging.getLogger("dflash2.serve")
@@ -37,6 +38,7 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     """
     models = ModelsApi(service, version)
     routes = [
+        *Pages().routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),

@@ -20,7 +20,8 @@ from .http import json_response
 from .metrics import Metrics
 
 log = logging.getLogger("dflash2.serve")
-OPEN_PATHS = ("/health",)  # tells nothing but that the server is up
+OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the server is up
+OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key when it opens a page
 ANTHROPIC_PATHS = ("/v1/messages",)
 COUNTED_PATHS = frozenset(
     """/health /metrics /v1/models /v1/models/status /v1/models/refresh /v1/chat/completions /v1/completions
@@ -83,7 +84,7 @@ class Guard:
                 raise ApiError(
                     f"Host: got {host[:100]!r}, expected localhost or 127.0.0.1: no API key is set", status=403
                 )
-        elif path not in OPEN_PATHS:
+        elif path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
             given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "replace"), self._api_key.encode()):
                 raise ApiError("API key: got none or a wrong one, expected `Authorization: Bearer KEY`", status=401)

@@ -1,0 +1,77 @@
+// The frame: which page is shown, by the part of the address after "#/", and the colours.
+//
+// A page is a module with `title` and `mount(root, context)`, which may return a function that ends it.
+// `context`: {path, query} of the address ("#/models/mini?tab=x" → path ["mini"], query URLSearchParams) and
+// `signal`, aborted when the page is left.
+import { el, fill } from "./dom.js";
+
+const PAGES = {
+  race: ["Side by side", () => import("./pages/race.js")],
+  chat: ["Chat", () => import("./pages/chat.js")],
+  models: ["Models", () => import("./pages/models.js")],
+  bench: ["Bench", () => import("./pages/bench.js")],
+  status: ["Status", () => import("./pages/status.js")],
+};
+const FIRST = "race";
+const THEMES = ["system", "light", "dark"];
+const THEME = "dflash2.theme";
+
+let leave = null; // what ends the page that is shown
+let visits = 0;
+
+async function show() {
+  const [address, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...path] = address.split("/").filter(Boolean).map(decodeURIComponent);
+  const [label, load] = PAGES[name] ?? PAGES[FIRST];
+  const visit = (visits += 1);
+  for (const link of document.querySelectorAll(".tabs a")) {
+    if (link.textContent === label) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  leave?.();
+  leave = null;
+  const main = document.getElementById("main");
+  const ended = new AbortController();
+  try {
+    const page = await load();
+    if (visit !== visits) return; // somebody went on meanwhile
+    document.title = `${page.title} · dflash2-mlx`;
+    const root = el("div", {});
+    fill(main, root);
+    const end = await page.mount(root, { path, query: new URLSearchParams(search), signal: ended.signal });
+    const stop = () => { ended.abort(); end?.(); };
+    if (visit === visits) leave = stop;
+    else stop();
+  } catch (error) {
+    if (visit === visits) fill(main, el("p.error", { role: "alert" }, `This page cannot be shown: ${error.message}`));
+  }
+}
+
+function dress(theme) {
+  const dark = theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  const button = document.getElementById("theme");
+  button.title = `Colours: ${theme}`;
+  button.setAttribute("aria-label", `Colours: ${theme}`);
+}
+
+function currentTheme() {
+  const stored = localStorage.getItem(THEME);
+  return THEMES.includes(stored) ? stored : "system";
+}
+
+function start() {
+  fill(document.querySelector(".tabs"),
+    Object.entries(PAGES).map(([name, [label]]) => el("a", { href: `#/${name}` }, label)));
+  dress(currentTheme());
+  document.getElementById("theme").addEventListener("click", () => {
+    const next = THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length];
+    localStorage.setItem(THEME, next);
+    dress(next);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(currentTheme()));
+  addEventListener("hashchange", show);
+  show();
+}
+
+start();

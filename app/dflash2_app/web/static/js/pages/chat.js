@@ -1,0 +1,7 @@
+import { el } from "../dom.js";
+
+export const title = "Chat";
+
+export function mount(root) {
+  root.append(el("h1", {}, title));
+}
