@@ -101,6 +101,7 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "loading",
     "engine",
     "bench.*",
     "bench",

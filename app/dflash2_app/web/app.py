@@ -43,6 +43,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/status", models.status, methods=["GET"]),
+        Route("/v1/models/refresh", models.refresh, methods=["POST"]),
+        Route("/v1/models/{name:path}/reload", models.reload, methods=["POST"]),
         Route("/v1/models/{name:path}/load", models.load, methods=["POST"]),
         Route("/v1/models/{name:path}/unload", models.unload, methods=["POST"]),
         Route("/v1/models/{name:path}/settings", models.change, methods=["POST"]),
@@ -56,13 +58,16 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_unload_idle(service))
+        beside = [asyncio.create_task(_unload_idle(service))]
+        if service.load_pinned:
+            beside.append(asyncio.create_task(service.pool.load_pinned()))
         try:
             yield
         finally:
             service.desk.close()
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     return Starlette(
         routes=routes,
