@@ -93,6 +93,7 @@ LIBRARY = [
 APPLICATION = [
     "errors",
     "output",
+    "whole_file",
     "plots",
     "charts",
     "thinking",
@@ -103,6 +104,8 @@ APPLICATION = [
     "fit",
     "loading",
     "engine",
+    "samples",
+    "machine",
     "bench.*",
     "bench",
     "chat.*",

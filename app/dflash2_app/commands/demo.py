@@ -16,8 +16,9 @@ import typer
 
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
+from ..samples import sample_prompt
 from .grouping import grouped
-from .options import MINI, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
+from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -34,23 +35,6 @@ TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
 WARM_UP_TOKENS = 16
 SCREENFUL = 160
 REFRESHES_PER_SECOND = 12
-DEFAULT_CODE = '''class ConfigError(Exception):
-    """Raised when the configuration is invalid."""
-
-    def __init__(self, message, path=None):
-'''
-DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
-# What the embedded pair can answer.
-MINI_QUESTION = (
-    "Write a Python function that searches a sorted list for a value and returns its index or -1. Explain it briefly."
-)
-
-
-def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
-    """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
-    if not (engine.tokenizer.has_chat_template if chats is None else chats):
-        return DEFAULT_CODE
-    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION
 
 
 @dataclass(frozen=True)

@@ -226,10 +226,11 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
 
 def _start_log(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level.upper())
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("dflash2.serve")
     log.addHandler(handler)
-    log.setLevel(level.upper())
+    log.setLevel(min(handler.level, logging.INFO))  # the status page shows what is told at this level, whatever
     log.propagate = False
     errors = logging.getLogger("uvicorn.error")
     errors.addHandler(handler)

@@ -19,12 +19,15 @@ from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
+from .bench_api import BenchApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
+from .log_buffer import LogBuffer
 from .models_api import ModelsApi
 from .pages import Pages
 from .service import Service
+from .status_api import StatusApi
 
 log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for
@@ -36,9 +39,13 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
     """
-    models = ModelsApi(service, version)
+    models, bench = ModelsApi(service, version), BenchApi(service)
+    lines = LogBuffer([api_key or ""])
+    status = StatusApi(service, lines, version=version, key_required=api_key is not None)
     routes = [
         *Pages().routes(),
+        *bench.routes(),
+        *status.routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
@@ -61,10 +68,13 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         beside = [asyncio.create_task(_unload_idle(service))]
         if service.load_pinned:
             beside.append(asyncio.create_task(service.pool.load_pinned()))
+        lines.attach()
         try:
             yield
         finally:
             service.desk.close()
+            await bench.close()
+            lines.detach()
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
