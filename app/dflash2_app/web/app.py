@@ -19,9 +19,11 @@ from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
+from .catalog import Catalog
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
+from .manager import Manager
 from .models_api import ModelsApi
 from .pages import Pages
 from .service import Service
@@ -30,15 +32,20 @@ log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for
 
 
-def make_app(service: Service, *, version: str, api_key: str | None = None) -> Starlette:
+def make_app(
+    service: Service, *, version: str, api_key: str | None = None, catalog: Catalog | None = None
+) -> Starlette:
     """The ASGI application.
 
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
+        catalog: told when settings or models change.
     """
     models = ModelsApi(service, version)
+    manager = Manager(service, catalog)
     routes = [
         *Pages().routes(),
+        *manager.routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
@@ -57,10 +64,12 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(_unload_idle(service))
+        manager.start()
         try:
             yield
         finally:
             service.desk.close()
+            manager.close()
             sweeping.cancel()
             await asyncio.gather(sweeping, return_exceptions=True)
 
