@@ -53,7 +53,8 @@ def check_values(settings: Settings, named: Named, values: Mapping[str, Any]) ->
     if isinstance(drafter, str):
         pairing = look_at_pair(settings, named, drafter)
         if pairing.state == BAD:
-            raise UsageError(pairing.text)
+            # Beside the embedded model it is a slip of whoever typed it; else the files have been looked at.
+            raise (UsageError if MINI in (drafter, named.typed) else AppError)(pairing.text)
         checked.notes += [pairing.licence_note] if pairing.licence_note else []
         checked.notes += [pairing.text] if pairing.state == UNKNOWN else []
     _omit_checkpoint_block_size(settings, named, checked)

@@ -7,6 +7,7 @@ file or the Hub is a 4xx of one line, never a fault of the server.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from .service import Limits
 HUB_FAILED = 424  # the Hub, not this server, could not do it
 LONGEST_NAME = 1000
 LONGEST_PART = 255  # of a path, in bytes: what file systems take
+_FIELD = re.compile(r"(?:--)?([a-z][a-z_]*): got ")
 T = TypeVar("T")
 
 
@@ -53,8 +55,8 @@ def refusals(*, missing: bool = False) -> Iterator[None]:
 
 def _refusal(error: AppError, status: int, code: str | None = None) -> ApiError:
     text = one_line(str(error))
-    name = text.partition(": ")[0]
-    param = name.removeprefix("--") if name and " " not in name and "/" not in name else None
+    named = _FIELD.match(text)
+    param = named[1] if named is not None else None
     return ApiError(text + (f" ({error.hint})" if error.hint else ""), status=status, param=param, code=code)
 
 

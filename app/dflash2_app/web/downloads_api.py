@@ -189,7 +189,8 @@ def _here(card: dict[str, Any]) -> dict[str, Any]:
         return None if size is None else max(size - begun, 0)
 
     drafter = card["with_drafter"]
-    found: dict[str, Any] = {"here": local_config(card["name"]) is not None, "left_bytes": left(card["name"], card["size_bytes"])}  # fmt: skip
+    name = card["name"]
+    found: dict[str, Any] = {"here": local_config(name) is not None, "left_bytes": left(name, card["size_bytes"])}
     if drafter is not None:
         here, more = local_config(drafter["name"]) is not None, left(drafter["name"], drafter["size_bytes"])
         found["with_drafter"] = {**drafter, "here": here, "left_bytes": more}
