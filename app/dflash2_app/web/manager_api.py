@@ -56,11 +56,13 @@ class ManagerApi:
         context = query.integer("context", DEFAULT_CONTEXT, 1, MOST_CONTEXT)
         query.finish()
         found = await in_thread(lambda: _survey(context))
-        states = {state["id"]: state for state in self._service.pool.status()}
+        # A profile that is offered as a model is its model's, not one of its own.
+        states = [state for state in self._service.pool.status() if not state.get("profile")]
         for model in found["models"]:
-            served = next((name for name in _names(model) if name in states), None)
-            model["served_as"], model["state"] = served, states.pop(served, None) if served else None
-        found["only_served"] = list(states.values())
+            state = next((state for state in states if _means(state, model)), None)
+            model["served_as"], model["state"] = state and state["id"], state
+            states = [one for one in states if one is not state]
+        found["only_served"] = states
         return json_response(found)
 
     async def details(self, request: Request) -> Response:
@@ -111,13 +113,16 @@ class ManagerApi:
 
     def _states_of(self, name: str, found: Discovery) -> list[dict[str, Any]]:
         model = found.find(name)
-        names = (name,) if model is None else _names({"name": model.name, "id": model.model_id, "path": model.path})
-        return [state for state in self._service.pool.status() if state["id"] in names]
+        about = {"name": name, "id": name, "path": name}
+        if model is not None:
+            about = {"name": model.name, "id": model.model_id, "path": str(model.path)}
+        return [state for state in self._service.pool.status() if _means(state, about)]
 
 
-def _names(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a server may call a model of this machine."""
-    return str(model["name"]), str(model["id"]), str(model["path"]).rsplit("/", 1)[-1]
+def _means(state: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether a model of the pool is this one of the machine; what it is called there depends on how it was named."""
+    names = {str(model["name"]), str(model["id"]), str(model["path"]).rsplit("/", 1)[-1]}
+    return not names.isdisjoint({state["id"], state.get("name"), state.get("model_id")})
 
 
 def _discovered() -> Discovery:
