@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import AppError
-from .fit import check_memory
+from .fit import Room, check_memory
 from .settings.files import SettingsError
 from .settings.names import MINI, Named, find_model, source_of
 from .settings.paths import Base, find_base
@@ -89,10 +89,11 @@ class Setup:
             Dflash2Error: of the library.
             AppError: it cannot fit into memory.
         """
-        tight = check_memory(self.plan, plain=plain)
+        room = check_memory(self.plan, plain=plain)
         tell(f"loading {self.target}")
         engine, reason, notes = _load(self.plan, plain=plain)
-        notes += tight
+        cache, cut_cache = _prefix_cache(self.plan, room, several=several)
+        notes += [*room.notes, *([cut_cache] if cut_cache else [])]
         width, cut = usable_block_size(self.plan, engine.block_size)
         notes += [cut] if cut else []
         # The embedded pair brings its drafter along, also where it is not wanted.
@@ -105,8 +106,7 @@ class Setup:
             notes=(*self.notes, *notes),
         )
         return Configured(
-            engine, self.named, self.effective, self.plan, report, width if drafts else None,
-            _prefix_cache(self.plan, several=several),
+            engine, self.named, self.effective, self.plan, report, width if drafts else None, cache,
         )  # fmt: skip
 
 
@@ -307,14 +307,15 @@ def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]
         return engine, f"the drafter cannot be used: {' '.join(str(error).split())}", []
 
 
-def _prefix_cache(plan: Plan, *, several: bool) -> Any:
-    """The prefix cache that the settings describe, or None; `plan.prefix` is None where the library has none."""
+def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | None]:
+    """The prefix cache that the settings describe, or None, and what to tell of its size."""
     limits = plan.prefix
     if limits is None or not (several or limits.disk_folder):
-        return None
+        return None, None
     import dflash2_mlx as d2
 
-    return d2.PrefixCache(limits.max_entries, limits.max_bytes, limits.disk_folder, limits.disk_max_bytes)
+    size, note = room.prefix_bytes(limits.max_bytes)
+    return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes), note
 
 
 def _load_target(plan: Plan) -> d2.Engine:
