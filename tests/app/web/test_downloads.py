@@ -27,7 +27,9 @@ SHARD = "model.safetensors"
 
 @pytest.fixture(scope="module")
 def up() -> Iterator[Running]:
-    with serving(source_of(scripted("fine " * 40, TARGET, round_s=0.02)), source_of(scripted("b", "other"))) as running:
+    with serving(
+        source_of(scripted("fine " * 2000, TARGET, round_s=0.02)), source_of(scripted("b", "other"))
+    ) as running:
         yield running
 
 
@@ -91,7 +93,7 @@ def test_a_download_with_its_drafter(http: httpx2.Client, hub: Hub) -> None:
     models = {model["name"]: model for model in found["models"]}
     assert set(models) == {TARGET, DRAFTER} and models[TARGET]["served_as"] == TARGET
     assert models[TARGET]["state"]["loaded"] is False and models[DRAFTER]["served_as"] is None
-    assert models[TARGET]["kind"] == "target" and models[TARGET]["quantization"] == "4-bit group 64"
+    assert models[TARGET]["kind"] == "target" and models[TARGET]["quantization"] == "4-bit group 32"
     assert models[TARGET]["drafter_is_here"] and models[TARGET]["memory"]["estimate_bytes"]["total"] > 0
     assert [state["id"] for state in found["only_served"]] == ["other"]
 
@@ -238,20 +240,19 @@ def test_verify_reports_what_was_damaged(http: httpx2.Client) -> None:
 
 
 def test_one_stream_tells_everything(http: httpx2.Client) -> None:
-    seen: dict[str, Any] = {}
+    first: dict[str, Any] = {}
+    completed = loaded = began = False
     for kind, data in events(http, "GET", "/api/models/events"):
-        if kind not in seen:
-            seen[kind] = data
-        if len(seen) == 2 and "number" not in seen:
-            seen["number"] = add(http, DRAFTER)
+        first.setdefault(kind, data)
+        if len(first) == 2 and not began:
+            began = True
+            add(http, DRAFTER)
             http.post("/v1/models/other/load")
-        states = {task["state"] for task in data.get("tasks", [])}
-        loaded = {state["id"] for state in data.get("models", []) if state["loaded"]}
-        seen["completed"] = seen.get("completed") or "completed" in states
-        seen["loaded"] = seen.get("loaded") or "other" in loaded
-        if seen["completed"] and seen["loaded"]:
+        completed |= any(task["state"] == "completed" for task in data.get("tasks", []))
+        loaded |= any(state["id"] == "other" and state["loaded"] for state in data.get("models", []))
+        if completed and loaded:
             break
-    assert seen["downloads"]["tasks"] == [] and len(seen["models"]["models"]) == 2
+    assert first["downloads"]["tasks"] == [] and len(first["models"]["models"]) == 2
 
 
 @pytest.mark.parametrize(

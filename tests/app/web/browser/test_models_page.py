@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -171,7 +170,7 @@ def test_a_download_with_cancel_and_retry(
     page.get_by_label("Search", exact=True).fill("target")
     page.get_by_role("button", name="Search").click()
     found = card(page, TARGET)
-    expect(found.get_by_text("4-bit group 64")).to_be_visible()
+    expect(found.get_by_text("4-bit group 32")).to_be_visible()
     found.get_by_role("button", name=f"Download {TARGET}").click()
     ask = page.get_by_role("dialog", name=f"Download {TARGET}")
     expect(ask.get_by_text(f"{DRAFTER}: its licence is cc-by-nc-4.0: not for commercial use")).to_be_visible()

@@ -27,7 +27,7 @@ export function downloader(root, { query, signal }) {
     el("details", {}, el("summary", {}, "Filters"), el("div.row", {}, one("Owner", author), one("Tag", tag), one("Best first by", sort),
       one("Most lines", limit), el("label.check", {}, any, "Also models not marked for MLX"))));
   form.addEventListener("submit", (event) => { event.preventDefault(); search().catch(fail); });
-  root.append(tasks.node, form, fault, status, results);
+  root.append(tasks.node, form, fault, status, el("h2.unseen", {}, "Found on the Hub"), results);
   let turn = 0;
   if (query.get("get")) openDownload(query.get("get"), { signal }).catch(fail);
 

@@ -23,7 +23,7 @@ export function manager(root, { query, signal }) {
       el("div.field.grow", {}, el("label", { for: filter.id }, "Filter"), filter),
       el("div.field", {}, el("label", { for: kind.id }, "Show"), kind),
       refresh),
-    fault, summary, list, notes, places);
+    fault, summary, el("h2.unseen", {}, "Models on this machine"), list, notes, places);
   let cards = [];
   let found = null;
   let asked = query.get("settings");
@@ -98,7 +98,9 @@ export function manager(root, { query, signal }) {
       for (const card of cards) if (card.model.served_as) card.update(known.get(card.model.served_as) ?? null);
       sift();
       const names = new Set(cards.map((card) => card.model.served_as));
-      if (found && states.some((state) => !names.has(state.id))) read().catch(fail);
+      const strange = states.filter((state) => !state.profile && !names.has(state.id)).map((state) => state.id).join();
+      if (found && strange && strange !== this.strange) read().catch(fail);
+      this.strange = strange;
     },
     downloads(tasks) {
       const done = tasks.filter((task) => task.state === "completed").map((task) => `${task.id}.${task.tries}`).join();
