@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from dflash2_app.manage.forms import typed
 from dflash2_app.settings.keys import KEYS
 
 from ..hub import Hub
@@ -70,6 +71,12 @@ def test_the_schema_lists_every_key_once(http: httpx2.Client) -> None:
     for name, key in KEYS.items():  # what is shown can be typed
         text = keys[name]["default_text"]
         assert key.parse(text) == key.normalise(key.default) or text == "", name
+
+
+def test_sizes_are_shown_as_they_can_be_typed() -> None:
+    key = KEYS["dflash_ssd_cache_max_bytes"]
+    for size, text in ((2**30, "1 GiB"), (3 * 2**19, "1572864"), (2**20, "1 MiB"), (2**30 + 2**20, "1025 MiB")):
+        assert typed(key, size) == text and key.parse(text) == size
 
 
 def test_the_announcements_setup(http: httpx2.Client, files: Path, pair: tuple[Path, Path]) -> None:
