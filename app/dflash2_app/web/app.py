@@ -24,6 +24,7 @@ from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .log_buffer import LogBuffer
+from .manager import Manager
 from .models_api import ModelsApi
 from .pages import Pages
 from .service import Service
@@ -39,12 +40,13 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
     """
-    models, bench = ModelsApi(service, version), BenchApi(service)
+    models, bench, manager = ModelsApi(service, version), BenchApi(service), Manager(service)
     lines = LogBuffer([api_key or ""])
     status = StatusApi(service, lines, version=version, key_required=api_key is not None)
     routes = [
         *Pages().routes(),
         *bench.routes(),
+        *manager.routes(),
         *status.routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
@@ -69,10 +71,12 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         if service.load_pinned:
             beside.append(asyncio.create_task(service.pool.load_pinned()))
         lines.attach()
+        manager.start()
         try:
             yield
         finally:
             service.desk.close()
+            manager.close()
             await bench.close()
             lines.detach()
             for task in beside:
