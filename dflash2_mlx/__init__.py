@@ -35,6 +35,7 @@ from .prefix_cache import PrefixCache
 from .results import GenerationEvent, GenerationResult, RoundInfo
 from .session import DFlash2Session, PlainSession
 from .stats import GenerationStats, TokenLogprob
+from .text import RenderedPrompt, prompt_end, render_prompt
 
 __version__ = "0.1.0"
 
@@ -62,6 +63,7 @@ __all__ = [
     "Precision",
     "PrefixCache",
     "PromptError",
+    "RenderedPrompt",
     "RoundInfo",
     "SamplingConfig",
     "Session",
@@ -84,5 +86,7 @@ __all__ = [
     "load_precision",
     "memory_estimate",
     "new_session",
+    "prompt_end",
+    "render_prompt",
     "stream_generate",
 ]
