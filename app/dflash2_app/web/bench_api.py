@@ -124,6 +124,7 @@ class BenchApi:
         if width is None:
             raise ApiError("apply: nothing is written: no block size is recommended", status=CONFLICT)
         told = await _asked(lambda: _apply(run, width), status=CONFLICT)
+        await self._service.pool.refresh()
         return json_response({"model": run.model, "block_size": width, "told": told})
 
     async def _kept(self, request: Request) -> KeptRun:

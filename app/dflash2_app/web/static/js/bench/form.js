@@ -21,8 +21,8 @@ export function benchForm(about, onStart) {
   const own = () => controls.set.input.value === "own";
   const show = () => { controls.prompts.node.hidden = !own(); };
   const suggest = () => {
-    const model = about.models.find((one) => one.id === controls.model.input.value);
-    controls.widths.input.placeholder = usualWidths(model, about.defaults.widths).join(",");
+    const usual = about.usual_widths[controls.model.input.value] ?? about.defaults.widths;
+    controls.widths.input.placeholder = usual.join(",");
   };
   controls.model.input.addEventListener("change", suggest);
   suggest();
@@ -69,7 +69,7 @@ function makeControls(about, kept) {
     el("input", { value: kept[name] ?? "", placeholder, autocomplete: "off", inputmode: "text" }), { hint });
   const whole = (name, label, hint, placeholder = "") => field(label,
     el("input", { value: kept[name] ?? "", placeholder: String(placeholder), autocomplete: "off", inputmode: "numeric" }), { hint });
-  const names = about.models.map((model) => [model.id, modelLabel(model)]);
+  const names = about.models.filter((model) => !model.is_hidden).map((model) => [model.id, modelLabel(model)]);
   const chosen = about.models.some((model) => model.id === kept.model) ? kept.model : names[0]?.[0];
   const sets = [...about.sets.map((name) => [name, name === "mini" ? "mini: 60 questions, embedded" : `${name}: from the Hub`]),
     ["own", "own prompts, pasted below"]].sort((a, b) => (a[0] === "mini" ? -1 : b[0] === "mini" ? 1 : 0));
@@ -95,13 +95,6 @@ function makeControls(about, kept) {
   };
   for (const [name, label, hint] of SAMPLING) controls[name] = text(name, label, hint);
   return controls;
-}
-
-/** The widths that are measured when none are named, as far as the drafter is known. */
-function usualWidths(model, widths) {
-  if (!model?.loaded) return widths;
-  const own = model.block_size;
-  return own ? [...new Set([...widths.filter((width) => width < own), own])] : [1];
 }
 
 function modelLabel(model) {
