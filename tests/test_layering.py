@@ -100,6 +100,7 @@ APPLICATION = [
     "models",
     "fit",
     "engine",
+    "side_by_side",
     "bench.*",
     "bench",
     "chat.*",

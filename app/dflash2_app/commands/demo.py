@@ -16,8 +16,19 @@ import typer
 
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
+from ..side_by_side import (
+    MODES,
+    SCREENFUL,
+    TITLES,
+    WARM_UP_TOKENS,
+    Blocks,
+    difference,
+    notes,
+    sample_prompt,
+    subject,
+)
 from .grouping import grouped
-from .options import MINI, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
+from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -26,31 +37,10 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
     from ..engine import Configured, Setup
-    from .demo_view import Kind, Lane
+    from .demo_view import Lane
 
 _PANEL = "Output"
-MODES = ("plain", "dflash2")
-TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
-WARM_UP_TOKENS = 16
-SCREENFUL = 160
 REFRESHES_PER_SECOND = 12
-DEFAULT_CODE = '''class ConfigError(Exception):
-    """Raised when the configuration is invalid."""
-
-    def __init__(self, message, path=None):
-'''
-DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
-# What the embedded pair can answer.
-MINI_QUESTION = (
-    "Write a Python function that searches a sorted list for a value and returns its index or -1. Explain it briefly."
-)
-
-
-def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
-    """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
-    if not (engine.tokenizer.has_chat_template if chats is None else chats):
-        return DEFAULT_CODE
-    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION
 
 
 @dataclass(frozen=True)
@@ -178,7 +168,7 @@ def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
     from .demo_view import figures
 
     pair.warm_up()
-    out.data(f"{_subject(pair)}\none run after the other, so that neither slows the other\n")
+    out.data(f"{subject(pair.engine, pair.config)}\none run after the other, so that neither slows the other\n")
     results = {}
     for mode in MODES:
         out.data(f"\n== {TITLES[mode]} ==\n")
@@ -200,7 +190,7 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
     console = Console()
     shown = _shown(pair)
     lanes = {mode: Lane(TITLES[mode], "both warm up", shown) for mode in MODES}
-    screen = Screen(_subject(pair), list(lanes.values()))
+    screen = Screen(subject(pair.engine, pair.config), list(lanes.values()))
     out.end_status()
     with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
         pair.warm_up()
@@ -241,27 +231,6 @@ def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:
     return result
 
 
-class Blocks:
-    """Cuts the text of a round into what the drafter proposed and what the target added."""
-
-    def __init__(self, engine: d2.Engine):
-        self._tokenizer = engine.tokenizer
-        self._recent: list[int] = []
-
-    def parts(self, event: d2.GenerationEvent, mode: str) -> list[tuple[str, Kind]]:
-        if mode == "plain":
-            return [(event.text, "plain")]
-        accepted = event.round.num_accepted if event.round is not None else 0
-        drafted = [*self._recent, *event.token_ids[:accepted]]
-        everything = [*self._recent, *event.token_ids]
-        # Decoded behind a few earlier tokens: alone, a token may lose its leading blank. The text of an event
-        # can lag behind its tokens (half a character, the start of a stop string), hence the clamp.
-        own = len(self._tokenizer.decode(everything)) - len(self._tokenizer.decode(drafted))
-        cut = max(0, len(event.text) - max(0, own))
-        self._recent = everything[-4:]
-        return [(event.text[:cut], "accepted"), (event.text[cut:], "bonus")]
-
-
 def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> None:
     from .demo_view import Outcome, verdict_table
 
@@ -269,45 +238,12 @@ def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.Generatio
         results["plain"].stats,
         results["dflash2"].stats,
         verdict,
-        _difference(pair.engine, verdict),
+        difference(pair.engine, verdict),
         _notes(pair, results, verdict),
     )
     console.print()
     console.print(verdict_table(outcome, ascii_only=console.options.ascii_only))
 
 
-def _difference(engine: d2.Engine, verdict: d2.Verdict) -> str:
-    found = verdict.first_difference
-    if found is None:
-        return ""
-    tokens = {side: found[f"{side}_token"] for side in MODES}
-    # A side that stopped earlier has no token there.
-    words = {
-        side: "the end" if token is None else repr(engine.tokenizer.decode([token])) for side, token in tokens.items()
-    }
-    text = f"from token {found['index']} on: plain {words['plain']}, DFlash 2 {words['dflash2']}"
-    gap = found["logit_gap"]
-    return text if gap is None else f"{text}, logit gap {gap:.4g}"
-
-
 def _notes(pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> list[str]:
-    sampling = pair.config.sampling
-    notes = list(results["dflash2"].stats.notices)
-    if results["dflash2"].stats.fallback_reason:
-        notes.append(f"the second run was not drafted: {results['dflash2'].stats.fallback_reason}")
-    if pair.engine.row_cost_note:
-        notes.append(pair.engine.row_cost_note)
-    if not verdict.identical and not sampling.greedy and not sampling.coupled:
-        notes.append("rejection keeps the distribution, not the very text; --lossless-mode coupled keeps both")
-    return notes
-
-
-def _subject(pair: Pair) -> str:
-    engine, sampling = pair.engine, pair.config.sampling
-    if sampling.greedy:
-        drawn = "greedy"
-    else:
-        drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
-    width = pair.config.block_size or engine.block_size
-    shown = f"block size {width}" if pair.config.verify_mode == "dflash" else f"adaptive, at most {width} rows"
-    return f"target {engine.target_name} · drafter {engine.drafter_name} · {shown} · {drawn}"
+    return notes(pair.engine, pair.config.sampling, results["dflash2"], verdict)

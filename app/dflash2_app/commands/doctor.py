@@ -10,7 +10,7 @@ import typer
 
 from ..errors import UsageError
 from ..output import Output
-from .demo import sample_prompt
+from ..side_by_side import sample_prompt
 from .grouping import grouped
 from .options import ModelOptions, valued
 from .parsers import integer

@@ -24,6 +24,7 @@ from .guard import Guard
 from .http import ClientGone, json_response
 from .models_api import ModelsApi
 from .pages import Pages
+from .race_api import RaceApi
 from .service import Service
 
 log = logging.getLogger("dflash2.serve")
@@ -39,6 +40,7 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     models = ModelsApi(service, version)
     routes = [
         *Pages().routes(),
+        *RaceApi(service, version).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
