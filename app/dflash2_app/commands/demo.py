@@ -103,8 +103,23 @@ def demo(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 when the two texts differ", rich_help_panel=_PANEL)
     ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Show it on a web page of this machine, until Ctrl-C", rich_help_panel=_PANEL)
+    ] = False,
+    browser: Annotated[
+        bool,
+        typer.Option(
+            "--browser/--no-browser",
+            help="With --web: open the page, or only print its address",
+            rich_help_panel=_PANEL,
+        ),
+    ] = True,
 ) -> None:
     """Decode a prompt plainly and with DFlash 2, and compare the two."""
+    if web:
+        _check_web(prompts, reply, sampling, {"--json": json, "--check": check})
+    elif not browser:
+        raise UsageError("--no-browser: got it without --web, expected the two together")
     if reply.verify_mode == "off":
         raise UsageError(
             "--verify-mode: got off, expected dflash or adaptive: the demo shows drafting beside plain decoding"
@@ -126,6 +141,9 @@ def demo(
         )
         text = given or prompts.read(sample_prompt(configured.engine, chats=_chats(configured.engine, config)))
         pair = Pair(configured, text, config)
+        if web:
+            _show_page(pair, prompts, reply, out, browser=browser)
+            return
         if json:
             verdict = _compare_for_json(pair, out)
         elif is_terminal(sys.stdout):
@@ -134,6 +152,38 @@ def demo(
             verdict = _compare_in_lines(pair, out)
     if check and not verdict.identical:
         raise typer.Exit(FAILED)
+
+
+def _check_web(
+    prompts: PromptOptions, reply: DemoReplyOptions, sampling: DemoSamplingOptions, others: dict[str, bool]
+) -> None:
+    """Refuse beside --web what the page cannot do, before anything is loaded."""
+    from ..web.race import MOST_TEMPERATURE, MOST_TOKENS
+
+    for name, given in {**others, "--messages": prompts.messages is not None}.items():
+        if given:
+            raise UsageError(f"{name}: got it beside --web, expected one of the two")
+    if sampling.lossless_mode == "rejection":
+        raise UsageError("--lossless-mode: got rejection, expected coupled: the page's two texts must be equal")
+    if reply.max_tokens is not None and reply.max_tokens > MOST_TOKENS:
+        raise UsageError(f"--max-tokens: got {reply.max_tokens}, expected at most {MOST_TOKENS} with --web")
+    if sampling.temperature is not None and sampling.temperature > MOST_TEMPERATURE:
+        raise UsageError(
+            f"--temperature: got {sampling.temperature:g}, expected at most {MOST_TEMPERATURE:g} with --web"
+        )
+
+
+def _show_page(pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out: Output, *, browser: bool) -> None:
+    from .demo_web import serve_page
+
+    drawn = pair.config.sampling
+    text = pair.prompt if isinstance(pair.prompt, str) else pair.prompt[-1]["content"]
+    values = {
+        "prompt": text, "system": prompts.system, "max_tokens": pair.config.max_tokens,
+        "temperature": f"{drawn.temperature:g}", "seed": drawn.seed, "block_size": reply.block_size,
+        "verify_mode": reply.verify_mode,
+    }  # fmt: skip
+    serve_page(pair.configured, pair.config, values, out, browser=browser)
 
 
 def _check_drafter(setup: Setup | None, reason: str | None) -> None:
