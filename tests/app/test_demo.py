@@ -194,6 +194,7 @@ def test_the_address_alone(run: Run, library: FakeLibrary, web: Page, monkeypatc
     (["--web", "--max-tokens", "5000"], "--max-tokens: got 5000, expected at most 4096 with --web"),
     (["--web", "--temperature", "3"], "--temperature: got 3, expected at most 2 with --web"),
     (["--web", "--lossless-mode", "rejection"], "--lossless-mode: got rejection, expected coupled"),
+    (["--web", "--seed", str(2**53)], "--seed: got 9007199254740992, expected at most 9007199254740991 with --web"),
     (["--web", "--drafter", "none"], "--drafter: got none"),
     (["--no-browser"], "--no-browser: got it without --web"),
 ])  # fmt: skip

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _PANEL = "Output"
 REFRESHES_PER_SECOND = 12
+MOST_SEED = 2**53 - 1  # beyond it, a browser's numbers are no longer exact
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ def _check_web(
         raise UsageError(
             f"--temperature: got {sampling.temperature:g}, expected at most {MOST_TEMPERATURE:g} with --web"
         )
+    if sampling.seed is not None and sampling.seed > MOST_SEED:
+        raise UsageError(f"--seed: got {sampling.seed}, expected at most {MOST_SEED} with --web")
 
 
 def _show_page(pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out: Output, *, browser: bool) -> None:

@@ -66,7 +66,9 @@ def serve_page(
         out.info(f"side by side: {address}")
         out.info("Ctrl-C ends it")
         if browser:
-            threading.Timer(_BROWSER_AFTER_S, _open_browser, (address, out)).start()
+            opening = threading.Timer(_BROWSER_AFTER_S, _open_browser, (address, out))
+            opening.daemon = True  # a browser that runs in the terminal must not outlive Ctrl-C
+            opening.start()
         _run(configured, config, claimed)
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import httpx2
 import pytest
 
 import dflash2_mlx as d2
 from dflash2_app.web.desk import Desk
 from dflash2_app.web.served import Served
+from tests.app.conftest import environment
 
 from .conftest import HELLO, Running, serving
 from .models import ReadySource, report, scripted, source_of, tiny_engine, tiny_served
@@ -253,6 +260,34 @@ def test_a_fault_in_a_race_is_an_event_and_no_traceback() -> None:
         found = race(server, model="scripted")
         assert found[-1][0] == "error" and found[-1][1]["error"]["message"] == "the race failed: out of luck"
         server.settle()
+
+
+def test_a_real_demo_process_serves_the_page_and_ends_on_ctrl_c() -> None:
+    command = [sys.executable, "-m", "dflash2_app", "demo", "--web", "--no-browser", "Convert 31 kilograms to grams."]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment() | {"HF_HUB_OFFLINE": "1"}
+    )
+    try:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        while "http://" not in lines[-1]:
+            lines.append(process.stderr.readline())
+            assert lines[-1], lines
+        address = re.search(r"http://[\d.:]+", lines[-1]).group()
+        assert "prompt=Convert+31+kilograms+to+grams." in lines[-1]
+        with httpx2.Client(base_url=address, timeout=120) as client:
+            (model,) = client.get("/api/race").json()["models"]
+            assert (model["id"], model["dflash_active"], model["loaded"]) == ("mini", True, True)
+            assert client.get("/").status_code == 200
+            order = {"model": "mini", "prompt": "Convert 31 kilograms to grams.", "max_tokens": 12, "thinking": False}
+            events = parse(client.post("/api/race", json=order).text)
+            assert events[-1][0] == "verdict" and events[-1][1]["identical"]
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode in (0, 130) and out == "" and "Traceback" not in err
+    finally:
+        process.kill()
+        process.wait()
 
 
 # One block

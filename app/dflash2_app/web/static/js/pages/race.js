@@ -84,8 +84,9 @@ class RacePage {
   loader() {
     const file = el("input", { type: "file", accept: ".json,application/json", class: "unseen", id: "race-file", tabindex: -1,
       "aria-label": "A race saved as JSON", onchange: () => { this.open(file.files[0]); file.value = ""; } });
+    this.fileFault = el("p.error", { role: "alert", hidden: true });
     return el("div.row.load", {}, file, el("button.small", { type: "button", onclick: () => file.click() }, "Open a saved race…"),
-      el("span.dim", {}, "or drop its JSON file anywhere on this page"));
+      el("span.dim", {}, "or drop its JSON file anywhere on this page"), this.fileFault);
   }
 
   async start(order, live) {
@@ -97,6 +98,8 @@ class RacePage {
     this.empty.hidden = true;
     this.stage.hidden = false;
     this.replay.pause();
+    const before = this.record;
+    this.record = null; // the lanes are no longer those of a finished race
     this.subject.textContent = "";
     for (const mode of MODES) this.lanes[mode].clear(mode === "plain" ? "runs first" : "runs second", "waits");
     this.progress.hidden = false;
@@ -108,7 +111,7 @@ class RacePage {
       });
       this.finish(record, live);
     } catch (error) {
-      this.abandon(error);
+      this.abandon(error, before);
     } finally {
       this.running = null;
       this.form.busy(false);
@@ -151,10 +154,10 @@ class RacePage {
     }
   }
 
-  abandon(error) {
+  abandon(error, before) {
     this.stage.hidden = true;
     this.empty.hidden = false;
-    if (this.record) this.show(this.record);
+    if (before) this.show(before);
     if (error.name === "AbortError") this.say("Stopped.");
     else {
       this.say("");
@@ -202,15 +205,17 @@ class RacePage {
   }
 
   async open(file) {
-    if (!file || this.running) return;
+    if (!file) return;
+    this.fileFault.hidden = true;
     try {
+      if (this.running) throw new Error("A race is running; stop it first.");
       if (file.size > MOST_FILE_BYTES) throw new Error(`${file.name}: got ${file.size} bytes, expected at most ${MOST_FILE_BYTES}.`);
       const record = parseRecord(await file.text());
-      this.form.fault(null);
       this.show(record);
       this.say(`Opened ${file.name}.`);
     } catch (error) {
-      this.form.fault(new Error(`${file.name} cannot be opened. ${error.message}`));
+      this.fileFault.textContent = `${file.name} cannot be opened. ${error.message}`;
+      this.fileFault.hidden = false;
     }
   }
 

@@ -59,9 +59,9 @@ export class Kept {
       el("td.number", {}, fmt.fixed(record.lanes.dflash2.stats.acceptance_length, 2)),
       el("td", {}, el("span.badge", { class: record.verdict.identical ? "good" : "bad" }, record.verdict.identical ? "identical" : "different")),
       el("td", {}, dateOf(record)),
-      el("td.row", {},
+      el("td", {}, el("div.row", {},
         el("button.small.quiet", { type: "button", "aria-label": `Save as JSON: ${name}`, onclick: () => this.onSave(record) }, "JSON"),
-        el("button.small.quiet", { type: "button", "aria-label": `Delete: ${name}`, onclick: () => this.drop(id, name) }, "Delete")));
+        el("button.small.quiet", { type: "button", "aria-label": `Delete: ${name}`, onclick: () => this.drop(id, name) }, "Delete"))));
   }
 
   async drop(id, name) {

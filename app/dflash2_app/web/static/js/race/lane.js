@@ -86,21 +86,22 @@ export class Lane {
 
   /** The lane as it was `time` seconds after its first token. */
   show(time) {
-    const landed = landedAt(this.lane, time);
+    const landed = landedAt(this.lane, time), figures = figuresAt(this.lane, time);
+    if (landed !== this.landed) this.land(landed, figures.done);
+    this.figures(figures);
+    this.badge(figures.done ? `done in ${fmt.seconds(figures.elapsed)}` : "", figures.done ? "good" : "");
+    this.bar.firstChild.style.width = `${this.length > 0 ? (100 * Math.min(time, figures.elapsed)) / this.length : 100}%`;
+  }
+
+  land(landed, done) {
     const from = Math.min(landed, this.landed), to = Math.max(landed, this.landed);
     for (let at = Math.max(0, from - 1); at < to; at += 1) {
       this.blocks[at].classList.toggle("later", at >= landed);
       this.blocks[at].classList.remove("new");
     }
-    const figures = figuresAt(this.lane, time);
-    if (landed !== this.landed || figures.done) {
-      if (landed > 0 && !figures.done) this.blocks[landed - 1].classList.add("new");
-      this.text.scrollTop = this.text.scrollHeight;
-    }
+    if (landed > 0 && !done) this.blocks[landed - 1].classList.add("new");
     this.landed = landed;
-    this.figures(figures);
-    this.badge(figures.done ? `done in ${fmt.seconds(figures.elapsed)}` : "", figures.done ? "good" : "");
-    this.bar.firstChild.style.width = `${this.length > 0 ? (100 * Math.min(time, figures.elapsed)) / this.length : 100}%`;
+    this.text.scrollTop = this.text.scrollHeight;
     this.rove();
   }
 
@@ -108,8 +109,9 @@ export class Lane {
   live(lane) {
     this.lane = lane;
     const fresh = lane.rounds.slice(this.blocks.length);
+    this.blocks.at(-1)?.classList.remove("new");
     this.append(fresh);
-    for (const block of this.blocks) block.classList.remove("later", "new");
+    for (const block of this.blocks.slice(this.landed)) block.classList.remove("later");
     this.blocks.at(-1)?.classList.add("new");
     this.landed = this.blocks.length;
     this.text.scrollTop = this.text.scrollHeight;

@@ -18,7 +18,7 @@ export async function runRace(order, { signal, onState, onUpdate }) {
     onEvent: (data, event) => {
       if (event === "error") refused = new ApiError(data.error.message, data.error);
       else if (event === "run") record = newRecord(data);
-      else if (event === "warm_up") onState(`Warming up ${TITLES[data.lane]}, unmeasured: ${data.tokens} tokens`);
+      else if (event === "warm_up") onState(`Warming up, not measured: ${TITLES[data.lane]}, ${data.tokens} tokens`);
       else if (event === "prefill") onState(`${TITLES[data.lane]} reads the prompt: ${data.done} of ${data.total} tokens`);
       if (record && event !== "error") {
         take(record, event, data);
