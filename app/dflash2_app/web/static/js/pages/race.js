@@ -104,6 +104,8 @@ class RacePage {
     for (const mode of MODES) this.lanes[mode].clear(mode === "plain" ? "runs first" : "runs second", "waits");
     this.progress.hidden = false;
     this.progress.removeAttribute("value");
+    this.say("Loading and checking…");
+    this.state.scrollIntoView({ block: "start" });
     try {
       const record = await runRace(order, {
         signal: this.running.signal, onState: (text) => this.say(text),
@@ -145,6 +147,10 @@ class RacePage {
     }
     const said = words(record);
     this.say(`Done. ${said.sentence} ${said.verdict}`);
+    await this.keepRace(record);
+  }
+
+  async keepRace(record) {
     try {
       const gone = await keep(record);
       if (gone) toast("The oldest kept race had to go.");
@@ -166,7 +172,7 @@ class RacePage {
   }
 
   /** Show a finished race, at its end. */
-  show(record) {
+  show(record, fromFile = false) {
     this.record = record;
     this.empty.hidden = true;
     this.stage.hidden = this.controls.hidden = this.outcome.hidden = false;
@@ -174,14 +180,18 @@ class RacePage {
     const length = Math.max(...MODES.map((mode) => lengthOf(record.lanes[mode])));
     for (const mode of MODES) this.lanes[mode].load(record.lanes[mode], length);
     this.scrub.max = length || 1;
-    showOutcome(this.outcome, record, this.actions(record));
+    showOutcome(this.outcome, record, this.actions(record, fromFile));
     this.replay.load(length);
   }
 
-  actions(record) {
+  actions(record, fromFile) {
     return el("div.row.actions", {},
       el("button", { type: "button", onclick: () => this.savePicture(record) }, "Save as PNG"),
       el("button", { type: "button", onclick: () => saveJson(record) }, "Save as JSON"),
+      fromFile && el("button", { type: "button", onclick: async (event) => {
+        event.target.disabled = true;
+        await this.keepRace(record);
+      } }, "Keep in this browser"),
       el("button.quiet", { type: "button", onclick: () => { this.form.fillIn(record.run.request); this.form.node.scrollIntoView({ block: "start" }); } }, "Use these settings again"));
   }
 
@@ -211,7 +221,7 @@ class RacePage {
       if (this.running) throw new Error("A race is running; stop it first.");
       if (file.size > MOST_FILE_BYTES) throw new Error(`${file.name}: got ${file.size} bytes, expected at most ${MOST_FILE_BYTES}.`);
       const record = parseRecord(await file.text());
-      this.show(record);
+      this.show(record, true);
       this.say(`Opened ${file.name}.`);
     } catch (error) {
       this.fileFault.textContent = `${file.name} cannot be opened. ${error.message}`;
