@@ -279,7 +279,7 @@ def in_a_terminal(columns: int, rows: int, *arguments: str, **extra: str) -> str
     command = [sys.executable, fake_library.__file__, *arguments]
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env, cwd=ROOT)
     os.close(follower)
-    written, deadline = b"", time.monotonic() + 30
+    written, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             chunk = os.read(leader, 65536)
@@ -289,7 +289,7 @@ def in_a_terminal(columns: int, rows: int, *arguments: str, **extra: str) -> str
             break
         written += chunk
     os.close(leader)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     return written.decode("utf-8", "replace")
 
 

@@ -54,8 +54,8 @@ export function parseRecord(text) {
 
 function checkLane(lane, name) {
   need(Array.isArray(lane?.rounds) && lane.rounds.length > 0, `${name}.rounds`, lane?.rounds, "a list of rounds");
-  need(lane.stats && typeof lane.stats === "object", `${name}.stats`, lane.stats, "an object");
-  need(number(lane.stats.decode_s) && number(lane.stats.prefill_s), `${name}.stats.decode_s`, lane.stats.decode_s, "seconds");
+  checkStats(lane.stats, `${name}.stats`);
+  need(lane.others === undefined || Number.isInteger(lane.others), `${name}.others`, lane.others, "a count");
   let before = 0;
   lane.rounds.forEach((round, at) => {
     need(number(round?.t) && round.t >= before, `${name}.rounds[${at}].t`, round?.t, "seconds that do not fall");
@@ -65,7 +65,24 @@ function checkLane(lane, name) {
     need(good, `${name}.rounds[${at}].tokens`, round.tokens, "a list of [id, text]");
     need(round.num_accepted === null || Number.isInteger(round.num_accepted), `${name}.rounds[${at}].num_accepted`,
       round.num_accepted, "a count or null");
+    need(Number.isInteger(round.committed), `${name}.rounds[${at}].committed`, round.committed, "a count");
+    need(round.proposal === null || (Array.isArray(round.proposal) && round.proposal.every(Number.isInteger)),
+      `${name}.rounds[${at}].proposal`, round.proposal, "a list of token ids or null");
   });
+}
+
+function checkStats(stats, name) {
+  need(stats && typeof stats === "object", name, stats, "an object");
+  for (const key of ["decode_s", "prefill_s", "generated_tokens", "rounds", "drafted_tokens", "accepted_tokens", "prompt_tokens",
+    "peak_memory_bytes"]) need(number(stats[key]), `${name}.${key}`, stats[key], "a number");
+  for (const key of ["tokens_per_second", "acceptance_length"]) {
+    need(stats[key] === null || number(stats[key]), `${name}.${key}`, stats[key], "a number or null");
+  }
+  const shares = stats.acceptance_by_position;
+  need(Array.isArray(shares) && shares.every((share) => share === null || number(share)), `${name}.acceptance_by_position`, shares,
+    "a list of shares");
+  need(Array.isArray(stats.notices) && stats.notices.every((text) => typeof text === "string"), `${name}.notices`, stats.notices,
+    "a list of texts");
 }
 
 function number(value) {
