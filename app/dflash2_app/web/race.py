@@ -1,7 +1,8 @@
 """A race: one prompt answered plainly and with DFlash 2 by the same loaded model, one after the other.
 
 Owns: what a race may ask for, the order of its runs, and its events. Knows no HTTP. The runs follow each other, so that
-neither slows the other; both meet their shapes in a short warm-up first. Times are the library's own: seconds since
+neither slows the other; both meet their shapes in a short warm-up first, and neither uses a prefix cache, or the second
+would find its prompt read. Times are the library's own: seconds since
 the lane's first token, without what a slow reader costs.
 """
 
@@ -19,7 +20,7 @@ from .api.ask import Draft, set_thinking, thinks
 from .api.errors import ApiError, from_library, refuse
 from .api.fields import Fields
 from .http import Frame
-from .served import NO_DRAFTER, PLAIN, Prompt, Served
+from .served import Prompt, Served
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -121,7 +122,7 @@ def check_drafter(served: Served) -> None:
     report = served.report
     if report.dflash_active and served.engine.drafter is not None:
         return
-    reason = report.dflash_fallback_reason or NO_DRAFTER
+    reason = report.dflash_fallback_reason or f"DFlash is off for {served.name}"
     raise ApiError(
         f"model: got {served.name!r}, expected one that drafts: {reason}", param="model", code="dflash_not_active"
     )
@@ -142,7 +143,7 @@ class Race:
         self._served, self._order, self._others, self._version = served, order, others, version
         try:
             self._prompt, self._config = order.settle(served)
-            served.stream(self._prompt, self._config).close()  # the library says what is wrong with a prompt
+            self._stream("dflash2").close()  # the library says what is wrong with a prompt
         except d2.Dflash2Error as error:
             raise from_library(error) from None
 
@@ -177,10 +178,10 @@ class Race:
         }  # fmt: skip
 
     def _stream(self, mode: str, **changes: Any) -> Generator[d2.GenerationEvent, None, None]:
+        import dflash2_mlx as d2
+
         config = replace(self._config, mode=mode, **changes)
-        if mode == PLAIN:
-            config = replace(config, block_size=None)
-        return self._served.stream(self._prompt, config)
+        return d2.stream_generate(self._served.engine, self._prompt, config)
 
     def _warm_up(self, mode: str) -> Iterator[Frame]:
         """Let a mode meet its shapes once, or the first lane would pay for the second."""
