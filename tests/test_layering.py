@@ -108,6 +108,7 @@ APPLICATION = [
     "machine",
     "manage.*",
     "manage",
+    "side_by_side",
     "bench.*",
     "bench",
     "chat.*",

@@ -27,6 +27,7 @@ from .log_buffer import LogBuffer
 from .manager import Manager
 from .models_api import ModelsApi
 from .pages import Pages
+from .race_api import RaceApi
 from .service import Service
 from .status_api import StatusApi
 
@@ -48,6 +49,7 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         *bench.routes(),
         *manager.routes(),
         *status.routes(),
+        *RaceApi(service, version).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
