@@ -71,6 +71,7 @@ class BenchApi:
 
     async def start(self, request: Request) -> Response:
         ask = read_bench(parse_json(await read_body(request, self._service.limits)))
+        await self._service.pool.follow()
         return json_response(self._runner.start(ask).to_dict(), 201)
 
     async def cancel(self, request: Request) -> Response:

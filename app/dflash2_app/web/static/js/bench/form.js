@@ -20,12 +20,6 @@ export function benchForm(about, onStart) {
   const button = el("button.primary", { type: "submit" }, "Start");
   const own = () => controls.set.input.value === "own";
   const show = () => { controls.prompts.node.hidden = !own(); };
-  const suggest = () => {
-    const usual = about.usual_widths[controls.model.input.value] ?? about.defaults.widths;
-    controls.widths.input.placeholder = usual.join(",");
-  };
-  controls.model.input.addEventListener("change", suggest);
-  suggest();
   controls.set.input.addEventListener("change", show);
   show();
   const form = el("form.panel.stack.benchform", { "aria-label": "New measurement", novalidate: true, onsubmit: async (event) => {
@@ -82,7 +76,7 @@ function makeControls(about, kept) {
     samples: whole("samples", "Samples", "Prompts drawn from the set", defaults.samples),
     repeats: whole("repeats", "Repeats", "Times every request is made", defaults.repeats),
     max_tokens: whole("max_tokens", "Max tokens", `Of a reply; ${defaults.preset_max_tokens} with a preset`, defaults.max_tokens),
-    widths: text("widths", "Widths", "Rows per verify, such as 1,4,8; 1 is plain decoding"),
+    widths: text("widths", "Widths", "Rows per verify; 1 is plain decoding. Empty: these, up to the drafter's block size", defaults.widths.join(",")),
     temperatures: text("temperatures", "Temperatures", "0 takes the likeliest token", "0"),
     depths: text("depths", "Depths", "Tokens of context before a prompt", "0"),
     preset: field("Preset", select(presets, kept.preset ?? ""), { hint: "Sampling, thinking and length as published; what is filled in above or below counts more." }),

@@ -4,7 +4,7 @@ import { el, fmt } from "../dom.js";
 /** Tiles, models and sums of GET /api/status. */
 export function overview(status) {
   return [
-    el("div.columns", {}, server(status), memory(status.memory)), models(status.models), totals(status.totals),
+    el("div.columns", {}, server(status), memory(status.memory)), models(status), totals(status.totals),
   ];
 }
 
@@ -26,13 +26,16 @@ function server(status) {
       el("dt", {}, "API key"), el("dd", {}, status.key_required ? "asked of every client" : "not set: only this machine is served")));
 }
 
-function models(list) {
+function models({ models: list, notes: told, left_out: leftOut }) {
   const heads = ["model", "state", "engine", "DFlash", "block size", "context", "weights", "in use"];
   const table = el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of models" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, list.map(modelRow))));
   return el("section.panel", { "aria-label": "Models" },
-    el("h2", {}, "Models"), list.length ? table : el("p.empty", {}, "This server offers no model."));
+    el("h2", {}, "Models"),
+    told.map((text) => el("p.warning.wrap", {}, text)),
+    list.length ? table : el("p.empty", {}, "This server offers no model."),
+    Object.entries(leftOut).map(([name, why]) => el("p.dim.wrap", {}, `Not offered: ${name} (${why})`)));
 }
 
 function modelRow(model) {
