@@ -30,7 +30,7 @@ WATCHED_PATHS = (
     "/api/doctor",
     "/api/logs",
     "/api/logs/events",
-)  # asked every few seconds by pages
+)  # asked again and again
 COUNTED_PATHS = frozenset(
     """/health /metrics /v1/models /v1/models/status /v1/models/refresh /v1/chat/completions /v1/completions
 /v1/responses /v1/messages /v1/messages/count_tokens""".split()

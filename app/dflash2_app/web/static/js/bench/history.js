@@ -59,10 +59,10 @@ function row(run, chosen, choose, refresh) {
   return el("tr", {},
     el("td", {}, el("input", { type: "checkbox", checked: chosen.has(run.id), "aria-label": `Compare ${run.model}, ${when}`,
       onchange: (event) => choose(run.id, event.target.checked) })),
-    el("td", {}, el("a", { href: `#/bench/run/${run.id}` }, when),
+    el("td.wrap", {}, el("a", { href: `#/bench/run/${run.id}` }, when),
       run.complete ? null : el("div", {}, el("span.badge.warn", {}, `unfinished, ${run.requests} of ${run.requests_planned}`))),
     el("td.wrap", {}, run.model),
-    el("td", {}, `${run.prompts} of ${run.set}`, el("div.dim", {}, `${run.repeats}× · T ${run.temperatures.map((t) => t ?? "server").join(", ")} · ${fmt.seconds(run.seconds)}`)),
+    el("td.wrap", {}, `${run.prompts} of ${run.set}`, el("div.dim", {}, `${run.repeats}× · T ${run.temperatures.map((t) => t ?? "server").join(", ")} · ${fmt.seconds(run.seconds)}`)),
     el("td", {}, run.block_size ? `block size ${run.block_size}` : run.speedup === null ? "none" : "plain decoding"),
     el("td.number", {}, times(run.speedup)),
     el("td.right", {}, el("button.small.quiet", { type: "button", "aria-label": `Delete ${run.model}, ${when}`, onclick: remove }, "Delete")));
