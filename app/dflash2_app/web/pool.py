@@ -78,6 +78,14 @@ class ModelPool:
         """
         self._find(name)
 
+    def peek(self, name: str) -> Served | None:
+        """The model if it is in memory; nothing is loaded and its last use stays as it is.
+
+        Raises:
+            ApiError: no such model (404).
+        """
+        return self._find(name).served
+
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
         """Hold a model in memory, loading it first if need be.
