@@ -117,14 +117,14 @@ function single(token, growing) {
     case "fence":
       return codeBlock(token.content, token.info?.trim().split(/\s+/)[0] ?? "", growing);
     case "image": // never loaded: its address would tell another host that this was read
-      return inside(link(token.attrGet("src"), token.attrGet("title")), el("span", {}, `Image: ${token.content || token.attrGet("src")}`)).parentNode;
+      return link(token.attrGet("src"), token.attrGet("title"), `Image: ${token.content || token.attrGet("src")}`);
     default:
       return token.content;
   }
 }
 
-function link(href, title) {
-  return el("a", { href, title, target: "_blank", rel: "noopener noreferrer nofollow" });
+function link(href, title, ...children) {
+  return el("a", { href, title, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
 }
 
 function codeBlock(text, language, growing) {
