@@ -13,7 +13,7 @@ from .http import json_response
 from .served import Served
 from .service import Service
 
-DRAWN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
+DRAWN = """temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed""".split()
 
 
 class ChatModelApi:
@@ -37,6 +37,8 @@ def describe(served: Served) -> dict[str, Any]:
     sampling, template = served.defaults.sampling, served.template_text
     switch = next((word for word in THINKING_SWITCHES if word in template), None)
     return {
+        "target": served.engine.target_name,
+        "drafter": served.engine.drafter_name,
         "has_template": bool(served.tokenizer.has_chat_template),
         "thinks": thinks(served),
         "thinking_switch": switch,

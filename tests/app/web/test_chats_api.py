@@ -115,8 +115,8 @@ def test_a_file_that_changed_is_read_again(server: Running, store: ChatStore) ->
 
 
 def test_exports(server: Running, store: ChatStore) -> None:
-    reply = {**TURN[1], "reasoning_content": "two\nlines", "partial": True,
-             "numbers": {"generated_tokens": 5, "acceptance_length": 3.456, "fallback_reason": "no drafter given"}}  # fmt: skip
+    numbers = {"generated_tokens": 5, "acceptance_length": 3.456, "fallback_reason": "no drafter given"}
+    reply = {**TURN[1], "reasoning_content": "two\nlines", "partial": True, "numbers": numbers}
     made = create(server, messages=[TURN[0], reply], system="Be brief.", model="tiny")
     url = f"{CHATS}/{made['id']}/export"
     plain = server.http.get(url, params={"format": "json"}).json()
@@ -132,8 +132,8 @@ def test_exports(server: Running, store: ChatStore) -> None:
 def test_no_name_leads_out_of_the_folder(server: Running, store: ChatStore, name: str) -> None:
     (store.base / "secret.json").parent.mkdir(parents=True, exist_ok=True)
     (store.base / "secret.json").write_text('{"version": 1, "messages": []}', encoding="utf-8")
-    for answer in (server.http.get(f"{CHATS}/{name}"), server.http.delete(f"{CHATS}/{name}"),
-                   server.http.put(f"{CHATS}/{name}", json={"revision": "x", "chat": {"version": 1, "messages": []}})):  # fmt: skip
+    url, body = f"{CHATS}/{name}", {"revision": "x", "chat": {"version": 1, "messages": []}}
+    for answer in (server.http.get(url), server.http.delete(url), server.http.put(url, json=body)):
         assert 400 <= answer.status_code < 500, answer.text
     assert (store.base / "secret.json").exists()
 
@@ -174,6 +174,7 @@ def test_what_the_controls_know_of_a_model() -> None:
         server.http.post("/v1/models/a/load")
         told = server.http.get("/api/chat-model/a").json()
         assert told["thinks"] and told["thinking_switch"] == "enable_thinking" and told["has_template"]
+        assert (told["target"], told["drafter"]) == ("tiny", "tiny-drafter")
         assert told["defaults"]["max_tokens"] == 64 and told["defaults"]["temperature"] == 0
         assert error(server.http.get("/api/chat-model/b"), 404)["code"] == "model_not_found"
 

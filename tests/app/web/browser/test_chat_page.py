@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -16,23 +18,25 @@ from dflash2_app.chat.store import ChatStore
 from dflash2_app.web.served import CommandLineSource
 
 from ..conftest import Running, serving
-from ..models import scripted, source_of, tiny_served
+from ..models import defaults, scripted, source_of, tiny_served
 from .conftest import shot
 from .hostile import HOSTILE, LONG
 
 MARKUP = '<img src=x onerror="window.hurt=9">'  # a folder may have any name, so a model may
+REPLY_MS = 180_000  # for a whole reply on a machine that does much else
 NARROW = {"width": 380, "height": 740}
 
 
 @pytest.fixture(scope="module")
 def chats() -> Iterator[Running]:
     """The embedded pair, and models that write what they are told."""
-    mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=48))
-    slow = scripted(LONG, "slow", per_round=8, round_s=0.1)
-    with serving(
-        mini, source_of(slow), source_of(scripted(HOSTILE, "hostile")), source_of(scripted("Fine.", MARKUP)),
-        source_of(tiny_served("plain", drafts=False)),
-    ) as server:  # fmt: skip
+    mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=12))
+    length = defaults(max_tokens=8000)
+    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.1), defaults=length)
+    hostile = replace(scripted(HOSTILE, "hostile"), defaults=length)
+    plain = source_of(tiny_served("plain", drafts=False))
+    with serving(mini, source_of(slow), source_of(hostile), source_of(scripted("Fine.", MARKUP)), plain) as server:
+        httpx2.post(f"{server.url}/v1/models/mini/load", timeout=600).raise_for_status()
         yield server
 
 
@@ -60,8 +64,8 @@ def replies(page: Page) -> Locator:
 
 def done(page: Page, count: int) -> None:
     """Wait until so many replies are complete and nothing runs."""
+    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=REPLY_MS)
     expect(replies(page)).to_have_count(count)
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore) -> None:
@@ -72,7 +76,7 @@ def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore
     (name,) = store.names()
     chat = store.load(name)
     first = chat.messages[1]
-    assert first.content and first.numbers["mode"] == "dflash2" and first.numbers["ttft_s"] > 0
+    assert (first.content or first.thinking) and first.numbers["mode"] == "dflash2" and first.numbers["ttft_s"] > 0
     assert first.finish_reason == "length" and chat.model == "mini"
     expect(page.locator(".numbers summary")).to_contain_text("tokens/s · first after")
     page.locator(".numbers summary").click()
@@ -103,7 +107,8 @@ def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore
     page.reload()
     expect(page.locator(".message.user .text")).to_have_text("def add(a, b):")
     done(page, 1)
-    assert store.load(name).messages[1].content == first.content, "greedy decoding writes it again"
+    again = store.load(name).messages[1]
+    assert (again.content, again.thinking) == (first.content, first.thinking), "greedy decoding writes it again"
 
 
 def test_stop_and_a_reply_stays_in_its_chat(page: Page, chats: Running, store: ChatStore) -> None:
@@ -187,7 +192,7 @@ def test_what_a_model_writes_stays_text(page: Page, chats: Running) -> None:
     reply = replies(page).last
     expect(reply.get_by_text("<script>window.hurt = 'script'</script>")).to_be_visible()
     assert page.evaluate("window.hurt") is None
-    assert page.evaluate("document.querySelectorAll('main img, main iframe, main script, main svg:not(.chart)').length") == 0
+    expect(page.locator("main").locator("img, iframe, script, svg:not(.chart)")).to_have_count(0)
     links = reply.locator(".markdown a").evaluate_all("all => all.map(a => [a.getAttribute('href'), a.rel, a.target])")
     assert [link[0] for link in links] == ["https://example.com/a?b=c", "https://example.com/track.png"]
     assert all("noopener" in rel and target == "_blank" for _, rel, target in links)
@@ -229,7 +234,8 @@ def test_settings_reach_the_request(page: Page, chats: Running, store: ChatStore
 
 def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     word = "long" * 60
-    store.save("long", Chat([Message("user", word), Message("assistant", f"{LONG}\n\n{word}\n\n| {word} | b |\n|-|-|\n")]))
+    reply = f"{LONG}\n\n{word}\n\n| {word} | b |\n|-|-|\n"
+    store.save("long", Chat([Message("user", word), Message("assistant", reply)]))
     page.set_viewport_size(NARROW)
     page.emulate_media(color_scheme="dark")
     open_chat(page, chats, path="chat/long")

@@ -33,5 +33,6 @@ export const remembered = {
 
 /** A chat nobody has written in. */
 export function emptyChat(model) {
-  return { version: 1, model, drafter: null, system: "", settings: {}, template: {}, server: {}, messages: [] };
+  const now = new Date().toISOString().replace(/\.\d+Z$/, "+00:00");
+  return { version: 1, created_at: now, model, drafter: null, system: "", settings: {}, template: {}, server: {}, messages: [] };
 }

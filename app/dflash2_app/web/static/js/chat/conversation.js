@@ -1,5 +1,5 @@
 // The messages of a session on the screen. The reader's place is kept: new text scrolls only for who is at the end.
-import { confirm } from "../dialog.js";
+import { confirm, toast } from "../dialog.js";
 import { el, fill } from "../dom.js";
 import { RunningReply, questionView, replyView } from "./message.js";
 
@@ -56,7 +56,7 @@ export class Conversation {
     const last = this.session.last;
     const trouble = this.session.trouble?.text;
     const tokens = last?.numbers?.generated_tokens;
-    this.say(trouble ?? (last?.partial ? "The reply was stopped." : `The reply is complete${tokens ? `, ${tokens} tokens` : ""}.`));
+    this.say(trouble ?? (last?.partial || last?.role === "user" ? "The reply was stopped." : `The reply is complete${tokens ? `, ${tokens} tokens` : ""}.`));
   }
 
   say(text) {
@@ -90,6 +90,10 @@ export class Conversation {
 
   async edit(at, text) {
     const { session } = this;
+    if (session.running) {
+      toast("Stop the reply first.");
+      return;
+    }
     const more = session.messages.length - at - 1;
     if (more > 1) {
       const sure = await confirm("Ask again?", `${more} later messages will be cut. You can undo this until you go on.`, { yes: "Ask again" });

@@ -48,10 +48,9 @@ export class LiveMarkdown {
     this.pause = Math.min(500, Math.max(30, 4 * (performance.now() - began)));
   }
 
-  /** The text is whole: draw it once more, as links may be explained at its end. */
-  finish(source) {
+  /** Nothing more comes; what is drawn stays until the whole text takes its place. */
+  end() {
     clearTimeout(this.timer);
-    this.root.replaceChildren(render(source));
   }
 }
 
@@ -138,14 +137,21 @@ function codeBlock(text, language, growing) {
 
 /** Copy text, and say on the button that it is done, or that the browser refused. */
 export async function copy(text, button) {
-  const before = button.textContent;
+  let done = true;
   try {
     await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
   } catch {
-    button.textContent = byHand(text) ? "Copied" : "Not allowed";
+    done = byHand(text);
   }
-  setTimeout(() => { button.textContent = before; }, COPIED_MS);
+  const word = done ? "Copied" : "Not allowed";
+  if (button.textContent === word) return; // pressed twice
+  const [shown, name] = [button.textContent, button.getAttribute("aria-label")];
+  button.textContent = word;
+  button.setAttribute("aria-label", word);
+  setTimeout(() => {
+    button.textContent = shown;
+    button.setAttribute("aria-label", name);
+  }, COPIED_MS);
 }
 
 /** The older way, for pages that are not on this machine's own address over http. */

@@ -16,10 +16,10 @@ export function stateText(state, model) {
 /** A question; `actions` are {edit, remove}. */
 export function questionView(message, { edit, remove }) {
   const body = el("div.text.plain", {}, message.content);
-  const node = el("li.message.user", {}, el("h3.unseen", {}, "You"), body);
+  const node = el("li.message.user", {}, el("h2.unseen", {}, "You"), body);
   const copyButton = action("Copy", () => copy(message.content, copyButton), "Copy question");
   const tools = el("div.tools", {}, copyButton,
-    action("Edit", () => node.replaceChildren(editor(message, edit, () => fill(node, el("h3.unseen", {}, "You"), body, tools))), "Edit question", true),
+    action("Edit", () => node.replaceChildren(editor(message, edit, () => fill(node, el("h2.unseen", {}, "You"), body, tools))), "Edit question", true),
     action("Delete", remove, "Delete question", true));
   node.append(tools);
   return node;
@@ -65,7 +65,7 @@ export function replyView(message, { last, regenerate, remove, goOn }) {
 }
 
 function replyFrame(message) {
-  return el("li.message.assistant", {}, el("h3.unseen", {}, "Reply"), badge(message.numbers));
+  return el("li.message.assistant", {}, el("h2.unseen", {}, "Reply"), badge(message.numbers));
 }
 
 function badge(numbers) {
@@ -121,8 +121,10 @@ export class RunningReply {
       this.thought.body.append(document.createTextNode(""));
       this.state.before(this.thought.node);
     }
-    const shown = this.thought.body.firstChild;
-    shown.appendData(text.slice(shown.length));
+    const { body } = this.thought;
+    const atEnd = body.scrollHeight - body.scrollTop - body.clientHeight < 24;
+    body.firstChild.appendData(text.slice(body.firstChild.length));
+    if (atEnd) body.scrollTop = body.scrollHeight;
   }
 
   showAnswer() {
@@ -141,6 +143,6 @@ export class RunningReply {
 
   /** Nothing more is drawn. */
   end() {
-    clearTimeout(this.answer?.timer);
+    this.answer?.end();
   }
 }

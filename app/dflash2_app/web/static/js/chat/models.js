@@ -3,7 +3,7 @@ import { el, fill } from "../dom.js";
 import { models } from "./chats.js";
 import { fallback } from "./figures.js";
 
-const EVERY_MS = 15_000;
+const EVERY_MS = 30_000;
 const WAITING_MS = 1500; // while a model is being loaded
 
 export class ModelPicker {
@@ -50,14 +50,16 @@ export class ModelPicker {
   async refresh() {
     clearTimeout(this.timer);
     try {
+      if (document.hidden) return;
       this.known = await models.status(this.signal);
       this.draw();
       await this.look();
     } catch (error) {
-      if (error.name === "AbortError") return;
-      this.badge.replaceChildren(el("span.badge.bad", {}, error.message));
+      if (error.name !== "AbortError") fill(this.badge, el("span.badge.bad", {}, error.message));
+    } finally {
+      const wait = this.busy && this.waitingFor() ? WAITING_MS : EVERY_MS;
+      if (!this.signal.aborted) this.timer = setTimeout(() => this.refresh(), wait);
     }
-    if (!this.signal.aborted) this.timer = setTimeout(() => this.refresh(), this.busy ? WAITING_MS : EVERY_MS);
   }
 
   /** Ask what the model's own settings are, when that may have changed. */
@@ -81,7 +83,8 @@ export class ModelPicker {
       fill(this.select, strange, this.known.map((one) => el("option", { value: one.id }, label(one))));
       this.select.value = this.name;
     }
-    fill(this.badge, this.badges());
+    const badge = this.badges();
+    if (badge?.outerHTML !== this.badge.firstElementChild?.outerHTML) fill(this.badge, badge); // or it is read out again
   }
 
   badges() {

@@ -1,6 +1,7 @@
 // One chat: its messages, the reply in progress, and saving. Knows nothing of the screen; who shows it listens.
 //
-// Events: "change" (messages or state), "piece" (the running reply grew), "saved" (detail: the server's answer).
+// Events: "change" (messages or state), "replaced" (by what is on the server), "piece" (the running reply grew),
+// "saved" (detail: the server's answer).
 // A reply belongs to its session: it runs to its end and is saved whether or not anybody looks.
 import { ApiError } from "../api.js";
 import { chats, emptyChat } from "./chats.js";
@@ -17,6 +18,7 @@ export class Session extends EventTarget {
     this.state = null; // of the running reply: "waiting", "queue position 2", "running", "thinking", "answering"
     this.trouble = null; // {kind: "reply" | "save" | "conflict", text}
     this.undo = null; // {label, messages}
+    this.pair = null; // {model, drafter} as the terminal calls what answers here; null while that is not known
     this.saving = Promise.resolve();
     this.saved = true;
     this.changes = 0; // counts what there is to save
@@ -47,11 +49,14 @@ export class Session extends EventTarget {
 
   // Replies.
 
-  /** Ask; a question that has no reply yet is replaced. */
+  /** Ask; a question that has no reply yet is replaced, as questions and replies must take turns. */
   send(text) {
     if (this.running) return Promise.resolve();
     this.undo = null;
-    if (this.open) this.messages.pop();
+    if (this.open) {
+      this.keepFor("The question without a reply was replaced.");
+      this.messages.pop();
+    }
     this.messages.push({ role: "user", content: text });
     return this.answer();
   }
@@ -168,6 +173,12 @@ export class Session extends EventTarget {
 
   // Saving.
 
+  /** Let another model answer from now on. */
+  choose(model) {
+    this.pair = null;
+    this.change((chat) => { chat.model = model; chat.drafter = null; });
+  }
+
   /** Change settings, system text or model; saved a little later. */
   change(edit) {
     edit(this.chat);
@@ -197,7 +208,7 @@ export class Session extends EventTarget {
 
   async write() {
     if (this.trouble?.kind === "conflict" || this.deleted) return;
-    const chat = { ...this.chat, messages: this.messages.filter((one) => one.role === "user" || one.content
+    const chat = { ...this.chat, ...this.pair, messages: this.messages.filter((one) => one.role === "user" || one.content
       || one.reasoning_content || one.finish_reason) };
     if (!this.id && !chat.messages.length) return;
     const mine = this.changes;
@@ -215,21 +226,31 @@ export class Session extends EventTarget {
     }
   }
 
-  async rename(title) {
-    await this.saving;
+  /** In line with the saves, as each is told the revision of the one before. */
+  rename(title) {
+    const renamed = this.saving.then(() => this.renameNow(title));
+    this.saving = renamed.catch(() => {}); // who asked is told
+    return renamed;
+  }
+
+  async renameNow(title) {
     const told = await chats.rename(this.id, title, this.revision);
     this.revision = told.revision;
     this.chat.title = told.summary.title;
     this.tell("saved", told);
   }
 
-  /** After a conflict: show what is on the server. */
+  /** Show what is on the server; false when that is what is here. */
   async reload() {
+    const [changes, before] = [this.changes, this.revision];
     const { chat, revision } = await chats.read(this.id);
+    const same = revision === before && this.trouble?.kind !== "conflict";
+    if (same || this.running || this.changes !== changes) return false;
     this.take(chat, revision);
-    this.trouble = this.undo = null;
+    this.pair = this.trouble = this.undo = null;
     this.saved = true;
-    this.tell();
+    this.tell("replaced");
+    return true;
   }
 
   /** After a conflict: keep what is here under a name of its own. */

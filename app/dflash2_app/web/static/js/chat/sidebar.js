@@ -45,6 +45,16 @@ export class Sidebar {
     this.draw();
   }
 
+  /** A chat was saved here: it is the newest now. */
+  put(summary) {
+    const others = (this.found ?? []).filter((one) => one.id !== summary.id);
+    const listed = others.length < (this.found ?? []).length;
+    if (!listed && this.search.value.trim()) return; // whether it belongs to what is searched, the server knows
+    this.found = [summary, ...others];
+    this.state.textContent = "";
+    this.draw();
+  }
+
   draw() {
     const focused = document.activeElement?.closest?.(".chats [data-id]")?.dataset.id;
     fill(this.list, (this.found ?? []).map((one) => this.item(one)));
@@ -71,7 +81,7 @@ export class Sidebar {
     const choices = one.problem ? [] : [button("Rename", "rename"), button("Export as Markdown", "markdown"), button("Export as JSON", "json")];
     const choice = await dialog(one.heading || one.id, (close) => [
       one.problem ? el("p.error.wrap", {}, one.problem) : el("p.dim.wrap", {}, `${one.id}${one.model ? ` · ${one.model}` : ""}`),
-      el("div.choices", {}, [...choices, button("Delete", "delete", "danger")].map((make) => make(close))),
+      el("div.chat-choices", {}, [...choices, button("Delete", "delete", "danger")].map((make) => make(close))),
       el("div.actions", {}, el("button", { type: "button", onclick: () => close() }, "Close")),
     ]);
     if (!choice) return;
@@ -108,7 +118,12 @@ export class Sidebar {
       session.stop();
       await session.saving;
     }
-    await chats.remove(one.id);
+    try {
+      await chats.remove(one.id);
+    } catch (error) {
+      if (session) session.deleted = false;
+      throw error;
+    }
     remembered.keepDraft(one.id, "");
     toast("The chat was deleted.");
     this.actions.gone(one.id);

@@ -24,12 +24,12 @@ class ChatPage {
   constructor(root, signal) {
     this.signal = signal;
     this.sidebar = new Sidebar({ open: (id) => this.go(id), gone: (id) => this.gone(id), close: () => this.drawer(false) });
-    this.picker = new ModelPicker({ chosen: (name) => this.choose(name), told: (about) => this.controls.tell(about) }, signal);
+    this.picker = new ModelPicker({ chosen: (name) => this.choose(name), told: (about) => this.told(about) }, signal);
     this.conversation = new Conversation(() => this.picker.waitingFor());
     this.composer = new Composer({ send: (text) => this.send(text), stop: () => this.session.stop() });
     this.controls = new Controls((edit) => this.session.change(edit));
     this.frame(root);
-    this.listeners = { change: () => this.changed(), piece: () => this.conversation.piece(), saved: (event) => this.saved(event.detail) };
+    this.listeners = { change: () => this.changed(), replaced: () => this.show(this.session), piece: () => this.conversation.piece(), saved: (event) => this.saved(event.detail) };
     addEventListener("keydown", (event) => this.key(event), { signal });
     addEventListener("pagehide", () => this.composer.keep(), { signal });
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.lookAgain(); }, { signal });
@@ -117,6 +117,7 @@ class ChatPage {
     if (session.chat.model) session.chat.model = this.picker.match(session.chat.model) ?? session.chat.model;
     this.composer.show(session.id);
     this.controls.show(session.chat);
+    this.picker.looked = null; // what is known of the model is told anew, to this session
     this.picker.show(session.chat.model);
     this.sidebar.show(session.id);
     this.conversation.show(session);
@@ -149,7 +150,17 @@ class ChatPage {
     }
     this.heading.textContent = summary.heading || "New chat";
     this.sidebar.current = id;
-    this.sidebar.refresh();
+    this.sidebar.put(summary);
+  }
+
+  /** What the chosen model is, once that is known. */
+  told(about) {
+    this.controls.tell(about);
+    const { session } = this;
+    if (!about.loaded || about.id !== session.chat.model) return;
+    // The name the terminal would load it by, unless that leads back to another one of those served here.
+    const model = this.picker.match(about.target) === about.id ? about.target : about.id;
+    session.pair = { model, drafter: about.drafter };
   }
 
   gone(id) {
@@ -162,14 +173,11 @@ class ChatPage {
   /** Back in this tab: the terminal may have gone on with the chat. */
   async lookAgain() {
     this.sidebar.refresh();
+    this.picker.refresh();
     const { session } = this;
     if (!session.id || session.running || !session.saved) return;
     try {
-      const before = session.revision;
-      const now = await Session.read(session.id);
-      if (now.revision === before || session !== this.session || session.running || !session.saved || session.revision !== before) return;
-      this.show(now);
-      toast("This chat was changed elsewhere; it is shown as it is now.");
+      if (await session.reload()) toast("This chat was changed elsewhere; it is shown as it is now.");
     } catch (error) {
       toast(error.message);
     }
@@ -198,13 +206,13 @@ class ChatPage {
 
   choose(name) {
     remembered.model = name;
-    this.session.change((chat) => { chat.model = name; });
+    this.session.choose(name);
     this.picker.show(name);
   }
 
   key(event) {
     if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-    if (this.session.running) this.session.stop();
+    if (this.session.running && event.target !== this.sidebar.search) this.session.stop();
     else if (this.sidebar.node.classList.contains("open")) this.drawer(false);
     else if (this.narrow.matches && !this.settings.hidden) this.panel(false);
   }
