@@ -32,7 +32,7 @@ def chats() -> Iterator[Running]:
     """The embedded pair, and models that write what they are told."""
     mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=12))
     length = defaults(max_tokens=8000)
-    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.1), defaults=length)
+    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.5), defaults=length)
     hostile = replace(scripted(HOSTILE, "hostile"), defaults=length)
     plain = source_of(tiny_served("plain", drafts=False))
     with serving(mini, source_of(slow), source_of(hostile), source_of(scripted("Fine.", MARKUP)), plain) as server:
@@ -115,7 +115,7 @@ def test_stop_and_a_reply_stays_in_its_chat(page: Page, chats: Running, store: C
     store.save("other", Chat([Message("user", "Other question"), Message("assistant", "Other reply")], title="Other"))
     open_chat(page, chats, "slow")
     ask(page, "Write long")
-    expect(page.locator(".message.assistant h3:not(.unseen)").first).to_be_visible()
+    expect(page.locator(".message.assistant .markdown h3").first).to_be_visible()
     page.get_by_role("link", name="Other").click()
     expect(page.locator(".message.user .text")).to_have_text("Other question")
     expect(replies(page)).to_have_count(1)

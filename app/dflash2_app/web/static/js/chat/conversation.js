@@ -97,8 +97,9 @@ export class Conversation {
     const more = session.messages.length - at - 1;
     if (more > 1) {
       const sure = await confirm("Ask again?", `${more} later messages will be cut. You can undo this until you go on.`, { yes: "Ask again" });
-      if (!sure) return;
+      if (!sure || session.running) return;
     }
+    this.views.delete(session.messages[at]); // should it come back, it is no longer being edited
     session.edit(at, text);
   }
 

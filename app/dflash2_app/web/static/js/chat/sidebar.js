@@ -55,10 +55,19 @@ export class Sidebar {
     this.draw();
   }
 
+  /** Draw what changed only: a line that is replaced between press and release of a button would lose the click. */
   draw() {
+    const before = this.items ?? new Map();
+    this.items = new Map((this.found ?? []).map((one) => {
+      const key = JSON.stringify([one, one.id === this.current, sessions.isRunning(one.id)]);
+      const known = before.get(one.id);
+      return [one.id, known?.key === key ? known : { key, node: this.item(one) }];
+    }));
+    const nodes = [...this.items.values()].map((item) => item.node);
+    if (nodes.length === this.list.children.length && nodes.every((node, at) => node === this.list.children[at])) return;
     const focused = document.activeElement?.closest?.(".chats [data-id]")?.dataset.id;
-    fill(this.list, (this.found ?? []).map((one) => this.item(one)));
-    if (focused) [...this.list.children].find((node) => node.dataset.id === focused)?.querySelector("a")?.focus();
+    fill(this.list, nodes);
+    if (focused) this.items.get(focused)?.node.querySelector("a").focus();
   }
 
   item(one) {

@@ -73,9 +73,14 @@ class ChatPage {
   }
 
   fresh() {
+    return Session.fresh(this.firstModel());
+  }
+
+  /** The model used last, else one that is loaded, else the first. */
+  firstModel() {
     const { names, known } = this.picker;
     const last = remembered.model;
-    return Session.fresh(names.includes(last) ? last : known.find((one) => one.loaded)?.id ?? names[0] ?? "");
+    return names.includes(last) ? last : known.find((one) => one.loaded)?.id ?? names[0] ?? "";
   }
 
   /** Begin a new chat, or go to a saved one; the address follows. */
@@ -114,7 +119,8 @@ class ChatPage {
     this.visit = null;
     this.session = session;
     for (const [name, listener] of Object.entries(this.listeners)) session.addEventListener(name, listener);
-    if (session.chat.model) session.chat.model = this.picker.match(session.chat.model) ?? session.chat.model;
+    const { chat } = session;
+    chat.model = chat.model ? this.picker.match(chat.model) ?? chat.model : this.firstModel();
     this.composer.show(session.id);
     this.controls.show(session.chat);
     this.picker.looked = null; // what is known of the model is told anew, to this session
