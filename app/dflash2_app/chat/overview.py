@@ -33,7 +33,7 @@ class Overview:
         self._store = store
         self._known: dict[str, tuple[tuple[int, int], Summary]] = {}
 
-    def list(self) -> list[Summary]:
+    def summaries(self) -> list[Summary]:
         """All chats, the one written last first."""
         found = {}
         for name in self._store.names():
@@ -48,7 +48,7 @@ class Overview:
     def search(self, words: str) -> list[Summary]:
         """The chats in whose title, name or messages all words occur, whatever their case."""
         wanted = words.casefold().split()
-        return [one for one in self.list() if self._holds(one, wanted)]
+        return [one for one in self.summaries() if self._holds(one, wanted)]
 
     def _holds(self, one: Summary, wanted: list[str]) -> bool:
         text = f"{one.id}\n{one.title}\n{one.model}"
@@ -70,7 +70,7 @@ class Overview:
 
 def list_chats(store: ChatStore) -> list[Summary]:
     """All chats, the one written last first."""
-    return Overview(store).list()
+    return Overview(store).summaries()
 
 
 def summary(store: ChatStore, name: str) -> Summary:

@@ -68,7 +68,7 @@ class ChatsApi:
         if len(words) > MOST_SEARCH:
             raise refuse("search", words, f"at most {MOST_SEARCH} characters")
         overview = self._overview()
-        found = await _work(lambda: overview.search(words) if words.strip() else overview.list())
+        found = await _work(lambda: overview.search(words) if words.strip() else overview.summaries())
         return json_response({"chats": [asdict(one) for one in found]})
 
     async def create(self, request: Request) -> Response:

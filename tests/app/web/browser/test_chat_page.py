@@ -243,6 +243,7 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     expect(replies(page)).to_have_count(1)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
     assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('.scroller'))")
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "the conversation scrolls, not the page"
     shot(page, "chat-phone-dark")
     page.get_by_role("button", name="Chats", exact=True).click()
     expect(page.get_by_label("Search chats")).to_be_focused()
@@ -257,3 +258,28 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     page.get_by_role("button", name="Settings").click()
     expect(page.get_by_label("System prompt")).to_be_focused()
     shot(page, "chat-phone-settings")
+
+
+def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:
+    page.goto(f"{chats.url}/#/chat")
+    source = f"A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n{LONG[:600]}> quoted\nlazily\n\n{HOSTILE}\nthe end"
+    drawn = page.evaluate(
+        """async (source) => {
+          const { LiveMarkdown, render } = await import("/static/js/chat/markdown.js");
+          const [whole, root] = [document.createElement("div"), document.createElement("div")];
+          whole.append(render(source));
+          const live = new LiveMarkdown(root);
+          const settled = [];
+          for (let end = 1; end < source.length + 3; end += 3) {
+            live.source = source.slice(0, end);
+            live.draw();
+            settled.push(live.settled);
+          }
+          const tail = root.querySelector(".tail");
+          tail.replaceWith(...tail.childNodes);
+          return { whole: whole.innerHTML, live: root.innerHTML, settled };
+        }""",
+        source,
+    )
+    assert drawn["live"] == drawn["whole"]
+    assert drawn["settled"] == sorted(drawn["settled"]) and drawn["settled"][-1] > len(source) * 0.8, "most is kept"
