@@ -20,6 +20,8 @@ from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
 from .bench_api import BenchApi
+from .chat_model_api import ChatModelApi
+from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
@@ -50,6 +52,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         *manager.routes(),
         *status.routes(),
         *RaceApi(service, version).routes(),
+        *ChatsApi(service).routes(),
+        *ChatModelApi(service).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),

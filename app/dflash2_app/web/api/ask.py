@@ -23,6 +23,7 @@ AUTO, REQUIRED, NONE = "auto", "required", "none"
 # Tokens of thinking for an effort, where the chat template has no such variable of its own.
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
 EFFORTS = (NONE, *EFFORT_BUDGETS)
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call the variable
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -220,7 +221,7 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
 
 def set_thinking(draft: Draft, wanted: bool, param: str) -> None:
     """Switch thinking by the template's variable, where it has one."""
-    name = next((word for word in ("enable_thinking", "thinking") if word in draft.served.template_text), None)
+    name = next((word for word in THINKING_SWITCHES if word in draft.served.template_text), None)
     if name is not None:
         _check_forced(draft, name, wanted, param)
         draft.template.setdefault(name, wanted)
