@@ -23,6 +23,7 @@ from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .models_api import ModelsApi
+from .openapi.document import Description
 from .pages import Pages
 from .service import Service
 
@@ -39,6 +40,7 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     models = ModelsApi(service, version)
     routes = [
         *Pages().routes(),
+        *Description(version).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),

@@ -24,7 +24,7 @@ OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the serve
 OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key when it opens a page
 ANTHROPIC_PATHS = ("/v1/messages",)
 COUNTED_PATHS = frozenset(
-    """/health /metrics /v1/models /v1/models/status /v1/chat/completions /v1/completions
+    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/chat/completions /v1/completions
 /v1/responses /v1/messages /v1/messages/count_tokens""".split()
 )
 

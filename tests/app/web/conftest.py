@@ -24,6 +24,7 @@ from dflash2_app.web.service import Limits, Service
 
 from .models import ReadySource, scripted, source_of, tiny_served
 
+PATIENCE_S = 240  # MLX may have to compile on a busy machine before the first reply
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -36,15 +37,15 @@ class Running:
 
     @functools.cached_property
     def http(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60)
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
 
     @functools.cached_property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     @functools.cached_property
     def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def close(self) -> None:
         for name in ("http", "openai", "anthropic"):

@@ -161,8 +161,9 @@ def _read_text(fields: Fields | None, draft: Draft) -> None:
 
 def _tool(raw: object, path: str) -> dict[str, Any]:
     fields = Fields(raw, path)
-    if fields.take("type") != "function":
-        raise refuse(f"{path}.type", None, "'function': this server runs no tools of its own")
+    kind = fields.take("type")
+    if kind != "function":
+        raise refuse(f"{path}.type", kind, "'function': this server runs no tools of its own")
     function: dict[str, Any] = {"name": fields.required_text("name"), "description": fields.text("description") or ""}
     function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
     if fields.boolean("strict"):
