@@ -170,8 +170,10 @@ def _defaults() -> Any:
 
 
 def _start_log(level: str) -> None:
+    from ..web.log import PlainFormatter
+
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("dflash2.serve")
     log.addHandler(handler)
     log.setLevel(level.upper())

@@ -40,7 +40,6 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     models = ModelsApi(service, version)
     routes = [
         *Pages().routes(),
-        *Description(version).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
@@ -55,6 +54,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         Route("/v1/messages", TextEndpoint(service, Messages()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
+
+    routes += Description(version, routes).routes()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

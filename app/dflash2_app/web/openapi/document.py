@@ -6,16 +6,18 @@ route is described, and every field the code reads, with the values it takes; no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from ..http import json_response
 from . import anthropic, models, openai, responses
 from .schema import Operation, Schema, ref, text
 from .shared import SHARED
+from .webapp import GROUP, pages_operations
 
 PARTS = (openai, responses, anthropic, models)
 OPERATIONS: tuple[Operation, ...] = tuple(operation for part in PARTS for operation in part.OPERATIONS)
@@ -23,6 +25,7 @@ GROUPS = {
     "text": "Replies, in four interfaces. Requests share the machine round by round, each equal to its single run.",
     "models": "What is in memory.",
     "server": "Health and numbers.",
+    GROUP: "What its own pages use; these change with the pages.",
 }
 ABOUT = """\
 Every field is honoured, accepted as without effect, or refused with 400 and a message that names it, what came and what
@@ -41,15 +44,18 @@ WITH_BODY = {
 }
 
 
-def describe(version: str) -> dict[str, Any]:
+def describe(version: str, routes: Iterable[BaseRoute] = ()) -> dict[str, Any]:
     """The whole description.
 
     Args:
         version: the program's.
+        routes: of which those under /api/ are described by themselves.
     """
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    for path, method, described in pages_operations(routes, list(paths)):
+        paths.setdefault(path, {})[method] = described
     schemas: dict[str, Schema] = {**SHARED}
     for part in PARTS:
         schemas.update(part.SCHEMAS)
@@ -106,8 +112,8 @@ def _responses(operation: Operation) -> dict[str, Any]:
 class Description:
     """The description over HTTP."""
 
-    def __init__(self, version: str):
-        self._document = describe(version)
+    def __init__(self, version: str, routes: Iterable[BaseRoute]):
+        self._document = describe(version, routes)
 
     def routes(self) -> list[Route]:
         return [Route("/openapi.json", self.show, methods=["GET"])]
