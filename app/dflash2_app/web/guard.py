@@ -68,7 +68,8 @@ class Guard:
         except ApiError as error:
             log.warning("refused %s %s: %s", scope["method"], _path(scope), error.message)
             shape = error.anthropic() if scope["path"].startswith(ANTHROPIC_PATHS) else error.openai()
-            await json_response(shape, error.status)(scope, receive, noting)
+            # Closed, because the body is not read: nobody may find out where it ends by what is answered next.
+            await json_response(shape, error.status, {"connection": "close"})(scope, receive, noting)
         else:
             await self._app(scope, receive, noting)
         finally:
