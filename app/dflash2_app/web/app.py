@@ -28,6 +28,7 @@ from .http import ClientGone, json_response
 from .log_buffer import LogBuffer
 from .manager import Manager
 from .models_api import ModelsApi
+from .openapi.document import Description
 from .pages import Pages
 from .race_api import RaceApi
 from .service import Service
@@ -70,6 +71,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         Route("/v1/messages", TextEndpoint(service, Messages()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
+
+    routes += Description(version, routes).routes()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
