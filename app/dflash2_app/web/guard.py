@@ -25,8 +25,8 @@ OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key whe
 ANTHROPIC_PATHS = ("/v1/messages",)
 WATCHED_PATHS = ("/health", "/metrics", "/api/status", "/api/doctor", "/api/logs")  # asked every few seconds by pages
 COUNTED_PATHS = frozenset(
-    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/models/refresh /v1/chat/completions /v1/completions
-/v1/responses /v1/messages /v1/messages/count_tokens""".split()
+    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/models/refresh
+/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens""".split()
 )
 
 

@@ -264,7 +264,8 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
 
 def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:
     page.goto(f"{chats.url}/#/chat")
-    source = f"A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n{LONG[:600]}> quoted\nlazily\n\n{HOSTILE}\nthe end"
+    source = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n"
+    source += f"{LONG[:600]}> quoted\nlazily\n\n{HOSTILE}\nthe end"
     drawn = page.evaluate(
         """async (source) => {
           const { LiveMarkdown, render } = await import("/static/js/chat/markdown.js");
