@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -90,6 +92,29 @@ def serving(
         thread.join(20)
         claimed.close()
         assert not thread.is_alive(), "the server does not end"
+
+
+def raw_request(
+    server: Running, fields: dict[str, Any], *, path: str = "/v1/chat/completions", buffer: int | None = None
+) -> socket.socket:
+    """A request on a bare connection, so that it can be dropped at any moment."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.settimeout(PATIENCE_S)
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((host, int(port)))
+    data = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
