@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from .samples import DEFAULT_CODE, DEFAULT_QUESTION, MINI_QUESTION
 from .settings.names import MINI
 
 if TYPE_CHECKING:
@@ -21,16 +22,6 @@ MODES = ("plain", "dflash2")
 TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
 WARM_UP_TOKENS = 16
 SCREENFUL = 160
-DEFAULT_CODE = '''class ConfigError(Exception):
-    """Raised when the configuration is invalid."""
-
-    def __init__(self, message, path=None):
-'''
-DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
-# What the embedded pair can answer.
-MINI_QUESTION = (
-    "Write a Python function that searches a sorted list for a value and returns its index or -1. Explain it briefly."
-)
 
 
 @dataclass(frozen=True)
@@ -64,13 +55,6 @@ EXAMPLES = (
     Example("Story", "Write a short story about a lighthouse keeper who collects maps."),
     Example("Code to go on with", DEFAULT_CODE),
 )
-
-
-def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
-    """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
-    if not (engine.tokenizer.has_chat_template if chats is None else chats):
-        return DEFAULT_CODE
-    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION
 
 
 def examples(model: str) -> tuple[Example, ...]:

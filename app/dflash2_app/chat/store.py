@@ -7,13 +7,12 @@ private: files and folders are readable by their owner only.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from datetime import datetime
 from pathlib import Path
 
 from ..errors import AppError
+from ..whole_file import write_whole
 from .record import Chat
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -63,7 +62,7 @@ class ChatStore:
         text = json.dumps(chat.to_dict(), indent=2, ensure_ascii=False) + "\n"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(file, text)
+            write_whole(file, text)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise AppError(f"{file}: the chat could not be saved ({reason})") from None
@@ -98,17 +97,3 @@ class ChatStore:
                 return file
         except OSError:
             return None
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write beside the file, make sure it is on disk, then put it in the old one's place."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -16,6 +16,7 @@ import typer
 
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
+from ..samples import sample_prompt
 from ..side_by_side import (
     MODES,
     SCREENFUL,
@@ -24,7 +25,6 @@ from ..side_by_side import (
     Blocks,
     difference,
     notes,
-    sample_prompt,
     subject,
 )
 from .grouping import grouped

@@ -118,6 +118,8 @@ def preset_values(settings: Settings, named: Named) -> Checked:
     best = found[0]
     bits = 32 if _emulates_bfloat16() else 16
     notes = [] if best.by_name else [f"{best.reason}: measure how much is accepted"]
+    if best.pair.version == 1:
+        notes.append(f"{best.pair.drafter} is a DFlash drafter (version 1): no DFlash 2 drafter is on record")
     notes += [f"{best.pair.drafter}: {best.pair.note}"] if best.pair.note else []
     notes += ["Activation Bits: 32, because M1 and M2 emulate bfloat16"] if bits == 32 else []
     checked = check_values(settings, named, {
@@ -135,12 +137,7 @@ def preset_values(settings: Settings, named: Named) -> Checked:
 
 
 def _no_drafter(named: Named, target: str) -> str:
-    names = {registry.bare_name(name) for name in registry.known_v1_targets()}
-    if registry.bare_name(target) in names:
-        return (
-            f"{named.model_id}: got no DFlash 2 drafter on record; a DFlash one exists, name it as dflash_draft_model"
-        )
-    known = ", ".join(pair.target.name for pair in registry.known_pairs())
+    known = ", ".join(dict.fromkeys(pair.target.name for pair in registry.known_pairs()))
     return f"{named.model_id}: got no drafter on record for it, expected one of {known}, or a fine-tune of one"
 
 

@@ -61,6 +61,7 @@ class Desk:
         self._running: set[Seat] = set()
         self._line: deque[Seat] = deque()
         self._closed = False
+        self.admitted = 0  # seats that were ever called
 
     @property
     def running(self) -> int:
@@ -117,6 +118,7 @@ class Desk:
         while self._line and len(self._running) < self.most_running:
             seat = self._line.popleft()
             self._running.add(seat)
+            self.admitted += 1
             seat.called.set()
 
 
