@@ -43,6 +43,7 @@ def test_what_is_not_of_the_engine_holds_from_the_next_request_on(machine: Machi
         pool = ModelPool(catalogue=machine.catalogue())
         async with pool.using("A") as first:
             assert (first.defaults.max_tokens, first.defaults.block_size) == (8, None)
+            assert pool.peek("a").engine is first.engine and pool.peek("mini") is None
             machine.configure(A={**pair, "max_tokens": 9, "dflash_block_size": 3, "dflash_max_ctx": 5})
             async with pool.using("A") as second:
                 assert (second.defaults.max_tokens, second.defaults.block_size, second.pair.plan.max_ctx) == (9, 3, 5)
