@@ -10,9 +10,7 @@ from .load import Engine
 from .text import Prompt, RenderedPrompt, render_prompt
 
 
-def count_prompt_tokens(
-    engine: Engine, prompt: Prompt | RenderedPrompt, config: GenerationConfig | None = None
-) -> int:
+def count_prompt_tokens(engine: Engine, prompt: Prompt | RenderedPrompt, config: GenerationConfig | None = None) -> int:
     """Count the tokens that `stream_generate` would read for this prompt and config.
 
     Raises:

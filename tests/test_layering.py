@@ -105,8 +105,10 @@ APPLICATION = [
     "loading",
     "engine",
     "samples",
-    "side_by_side",
     "machine",
+    "manage.*",
+    "manage",
+    "side_by_side",
     "bench.*",
     "bench",
     "chat.*",
@@ -120,7 +122,8 @@ APPLICATION = [
     "",
 ]
 # Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
-OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "chat.*", "web.*", "commands.*"}
+OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "manage.*", "chat.*", "web.*",
+               "commands.*"}  # fmt: skip
 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}

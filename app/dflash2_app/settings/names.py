@@ -45,7 +45,10 @@ def check_new(settings: Settings, named: Named) -> None:
 
 
 def is_folder(text: str) -> bool:
-    return text != MINI and Path(text).expanduser().is_dir()
+    try:
+        return text != MINI and Path(text).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long a name, no such user, a NUL
+        return False
 
 
 def is_hub_id(text: str) -> bool:

@@ -20,11 +20,15 @@ from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
 from .bench_api import BenchApi
+from .chat_model_api import ChatModelApi
+from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .log_buffer import LogBuffer
+from .manager import Manager
 from .models_api import ModelsApi
+from .openapi.document import Description
 from .pages import Pages
 from .race_api import RaceApi
 from .service import Service
@@ -40,14 +44,17 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
     """
-    models, bench = ModelsApi(service, version), BenchApi(service)
+    models, bench, manager = ModelsApi(service, version), BenchApi(service), Manager(service)
     lines = LogBuffer([api_key or ""])
     status = StatusApi(service, lines, version=version, key_required=api_key is not None)
     routes = [
         *Pages().routes(),
-        *RaceApi(service, version).routes(),
         *bench.routes(),
+        *manager.routes(),
         *status.routes(),
+        *RaceApi(service, version).routes(),
+        *ChatsApi(service).routes(),
+        *ChatModelApi(service).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
@@ -65,16 +72,20 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
 
+    routes += Description(version, routes).routes()
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         beside = [asyncio.create_task(_unload_idle(service))]
         if service.load_pinned:
             beside.append(asyncio.create_task(service.pool.load_pinned()))
         lines.attach()
+        manager.start()
         try:
             yield
         finally:
             service.desk.close()
+            manager.close()
             await bench.close()
             lines.detach()
             for task in beside:
