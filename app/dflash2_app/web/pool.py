@@ -269,8 +269,9 @@ class ModelPool:
                 self._wishes.get(name, {}).pop("pinned", None)
             if before[name].card.ttl_s != after[name].card.ttl_s:
                 self._wishes.get(name, {}).pop("ttl_s", None)
+        was_held = {key for key, held in self._engines.items() if held.served is not None or held.users}
         outcome = self._retire_unwanted()
-        moved = [name for name in kept if before[name].key != after[name].key and before[name].key in outcome]
+        moved = [name for name in kept if before[name].key != after[name].key and before[name].key in was_held]
         again = [name for name in moved if self._pinned(after[name])]
         for name in again:
             task = asyncio.create_task(self._load_again(name))
@@ -281,7 +282,7 @@ class ModelPool:
             removed=tuple(name for name in before if name not in after),
             changed=tuple(changed),
             requires_reload=tuple(moved),
-            auto_unloaded=tuple(name for name in moved if outcome[before[name].key]),
+            auto_unloaded=tuple(name for name in moved if outcome.get(before[name].key)),
             auto_reloaded=tuple(again),
         )
 

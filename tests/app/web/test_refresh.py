@@ -153,6 +153,20 @@ def test_profiles_share_an_engine_or_have_their_own(machine: Machine, pair: dict
     run(work)
 
 
+def test_an_engine_stays_for_the_profile_that_still_wants_it(machine: Machine, pair: dict[str, Any]) -> None:
+    async def work() -> None:
+        machine.profile("A", "seven", {"dflash_draft_window_size": 7})
+        machine.configure(A={**pair, "dflash_draft_window_size": 7})
+        pool = ModelPool(catalogue=machine.catalogue())
+        await pool.load("A")
+        machine.configure(A={**pair, "dflash_draft_window_size": 6})
+        changes = await pool.refresh()
+        assert (changes.requires_reload, changes.auto_unloaded) == (("A",), ())
+        assert pool.state("A:seven")["loaded"] and not pool.state("A")["loaded"]
+
+    run(work)
+
+
 def test_models_come_and_go(machine: Machine) -> None:
     async def work() -> None:
         pool = ModelPool(catalogue=machine.catalogue())
