@@ -158,14 +158,6 @@ class ModelPool:
         """Take a model that was loaded elsewhere, before anybody asked for it."""
         self._engines.adopt(self._sources[served.name], served)
 
-    def peek(self, name: str) -> Served | None:
-        """The model if it is in memory; nothing is loaded and its last use stays as it is.
-
-        Raises:
-            ApiError: no such model (404).
-        """
-        return self._find(name).served
-
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
         """Hold a model in memory under its present settings, loading it first if need be.
