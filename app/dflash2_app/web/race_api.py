@@ -66,6 +66,7 @@ class RaceApi:
         fields = Fields(parse_json(body))
         order = RaceOrder.read(fields)
         fields.finish()
+        await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat, began = self._service.desk.take(), False
         try:
@@ -101,6 +102,7 @@ class RaceApi:
         order = RaceOrder.read(fields)
         reply, width = _tokens(fields), fields.integer("width", 2)
         fields.finish()
+        await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat = self._service.desk.take()
         try:
