@@ -26,7 +26,7 @@ and [own](#/models) and <javascript:window.hurt=2> and [good](https://example.co
 ```
 """
 
-LONG = """# A heading
+_PART = """# A heading
 
 Some words with *emphasis*, **weight** and `code`, in a line that is long enough to be wrapped on a narrow screen.
 
@@ -38,4 +38,5 @@ def add(left: int, right: int) -> int:
     return left + right  # a comment that makes this line long enough to need a scroll bar of its own on a narrow screen
 ```
 
-""" * 8
+"""
+LONG = 8 * _PART
