@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -20,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import AppError
+from ..whole_file import write_whole
 from .record import Chat
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -96,7 +95,7 @@ class ChatStore:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked(file):
                 _compare(file, name, replaces)
-                _replace(file, content)
+                write_whole(file, content)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise NotSaved(f"{file}: the chat could not be saved ({reason})") from None
@@ -185,17 +184,3 @@ def _compare(file: Path, name: str, replaces: str | None) -> None:
     if found != replaces:
         what = "it was deleted" if found is None else "it was saved" if replaces is None else "it was changed"
         raise ChangedElsewhere(f"chat: got an older version of {name!r}, expected the newest: {what} elsewhere")
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Write beside the file, make sure it is on disk, then put it in the old one's place."""
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -48,14 +48,13 @@ class CompletionCall:
         fields, draft = self._fields, Draft(served)
         read_sampling(fields, draft)
         read_length(fields, draft, "max_tokens")
-        if "max_tokens" not in draft.config:
+        if "max_tokens" not in draft.config and not served.pair.effective.given("max_tokens"):
             draft.config["max_tokens"] = 16  # OpenAI's default
         read_stop(fields, draft)
         draft.config["logprobs"] = self.logprobs
         draft.config["chat_template"] = False
         fields.finish()
-        ask = draft.finish(self.prompt)
-        return Ask(ask.prompt, _without_template(ask.config))
+        return draft.finish(self.prompt)
 
     def whole(self, served: Served, outcome: Outcome) -> dict[str, Any]:
         logprobs = None if self.logprobs is None else _Logprobs(served, self.logprobs).add(outcome.logprobs)
@@ -69,12 +68,6 @@ class CompletionCall:
 
     def writer(self, served: Served) -> CompletionWriter:
         return CompletionWriter(self, served)
-
-
-def _without_template(config: d2.GenerationConfig) -> d2.GenerationConfig:
-    from dataclasses import replace
-
-    return replace(config, chat_template_kwargs=None)
 
 
 def _read_prompt(raw: object) -> str | list[int]:

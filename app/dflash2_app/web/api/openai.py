@@ -1,4 +1,4 @@
-"""What OpenAI's chat and text completions have in common: usage, log-probabilities, ignored fields."""
+"""What OpenAI's interfaces have in common: usage, log-probabilities, tools, ignored fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..reply import Outcome, usage_details
 from ..served import Served
-from .errors import ApiError
+from .ask import AUTO, NONE, REQUIRED
+from .errors import ApiError, refuse
 from .fields import Fields
 
 if TYPE_CHECKING:
@@ -72,6 +73,39 @@ def read_stream(fields: Fields) -> StreamWish:
         options.only("include_obfuscation", [False], "nothing is obfuscated here")
         options.finish()
     return StreamWish(stream, with_usage, each)
+
+
+def read_function(fields: Fields) -> dict[str, Any]:
+    """A function that a reply may call, in the form that chat templates are shown; takes all of `fields`."""
+    function: dict[str, Any] = {"name": fields.required_text("name"), "description": fields.text("description") or ""}
+    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
+    if fields.boolean("strict"):
+        function["strict"] = True
+    fields.finish()
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(raw: object, *, nested: bool) -> str:
+    """The choice in Ask's words.
+
+    Args:
+        nested: a named function stands in an object of its own (chat completions), not beside the type (Responses).
+    """
+    if raw is None or isinstance(raw, str):
+        if raw not in (None, AUTO, NONE, REQUIRED):
+            raise refuse("tool_choice", raw, "'auto', 'none', 'required' or a function")
+        return raw or AUTO
+    fields = Fields(raw, "tool_choice")
+    fields.one_of("type", "function")
+    named = fields.inner("function") if nested else fields
+    if named is None:
+        raise refuse("tool_choice.function", None, "an object with the name of a tool")
+    name = named.required_text("name")
+    named.finish()
+    fields.finish()
+    if name in (AUTO, NONE, REQUIRED):
+        raise refuse(named.name("name"), name, "a tool's name that is not a word of its own here")
+    return name
 
 
 def shown_logprob(value: float) -> float:
