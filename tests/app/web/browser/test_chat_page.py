@@ -241,9 +241,7 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     expect(replies(page)).to_have_count(1)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
     assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('.scroller'))")
-    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), (
-        "the conversation scrolls, not the page"
-    )
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "the page stands still"
     shot(page, "chat-phone-dark")
     page.get_by_role("button", name="Chats", exact=True).click()
     expect(page.get_by_label("Search chats")).to_be_focused()
@@ -262,8 +260,8 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
 
 def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:
     page.goto(f"{chats.url}/#/chat")
-    source = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n"
-    source += f"{LONG[:600]}> quoted\nlazily\n\n{HOSTILE}\nthe end"
+    begin = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n> quoted\nlazily\n\n"
+    source = f"{begin}{LONG[:600]}\n\n{HOSTILE}\nthe end"
     drawn = page.evaluate(
         """async (source) => {
           const { LiveMarkdown, render } = await import("/static/js/chat/markdown.js");
