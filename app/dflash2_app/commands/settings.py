@@ -156,7 +156,9 @@ def recover(base_path: Base = None) -> None:
 
 def _own(named: Named) -> Named:
     if named.profile is not None:
-        raise UsageError(f"model: got the profile {named.typed!r}, expected the model itself ({named.model_id})")
+        raise UsageError(
+            f"model: got {named.typed!r} and its profile {named.profile!r}, expected the model alone ({named.model_id})"
+        )
     return named
 
 

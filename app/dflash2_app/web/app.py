@@ -19,37 +19,48 @@ from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
-from .catalog import Catalog
+from .bench_api import BenchApi
+from .chat_model_api import ChatModelApi
+from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
+from .log_buffer import LogBuffer
 from .manager import Manager
 from .models_api import ModelsApi
+from .openapi.document import Description
 from .pages import Pages
+from .race_api import RaceApi
 from .service import Service
+from .status_api import StatusApi
 
 log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for
 
 
-def make_app(
-    service: Service, *, version: str, api_key: str | None = None, catalog: Catalog | None = None
-) -> Starlette:
+def make_app(service: Service, *, version: str, api_key: str | None = None) -> Starlette:
     """The ASGI application.
 
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
-        catalog: told when settings or models change.
     """
-    models = ModelsApi(service, version)
-    manager = Manager(service, catalog)
+    models, bench, manager = ModelsApi(service, version), BenchApi(service), Manager(service)
+    lines = LogBuffer([api_key or ""])
+    status = StatusApi(service, lines, version=version, key_required=api_key is not None)
     routes = [
         *Pages().routes(),
+        *bench.routes(),
         *manager.routes(),
+        *status.routes(),
+        *RaceApi(service, version).routes(),
+        *ChatsApi(service).routes(),
+        *ChatModelApi(service).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/status", models.status, methods=["GET"]),
+        Route("/v1/models/refresh", models.refresh, methods=["POST"]),
+        Route("/v1/models/{name:path}/reload", models.reload, methods=["POST"]),
         Route("/v1/models/{name:path}/load", models.load, methods=["POST"]),
         Route("/v1/models/{name:path}/unload", models.unload, methods=["POST"]),
         Route("/v1/models/{name:path}/settings", models.change, methods=["POST"]),
@@ -61,17 +72,25 @@ def make_app(
         Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
 
+    routes += Description(version, routes).routes()
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_unload_idle(service))
+        beside = [asyncio.create_task(_unload_idle(service))]
+        if service.load_pinned:
+            beside.append(asyncio.create_task(service.pool.load_pinned()))
+        lines.attach()
         manager.start()
         try:
             yield
         finally:
             service.desk.close()
             manager.close()
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            await bench.close()
+            lines.detach()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     return Starlette(
         routes=routes,

@@ -7,7 +7,6 @@ import logging
 
 from starlette.routing import BaseRoute, Route
 
-from .catalog import Catalog, StaticCatalog
 from .downloads import Downloads
 from .downloads_api import DownloadsApi
 from .live import EventsEndpoint, VerifyEndpoint
@@ -19,14 +18,10 @@ log = logging.getLogger("dflash2.serve")
 
 
 class Manager:
-    """Everything under `/api/models`, `/api/settings` and `/api/downloads`.
+    """Everything under `/api/models`, `/api/settings` and `/api/downloads`."""
 
-    Args:
-        catalog: told of every change; None for a server whose models were named at its start.
-    """
-
-    def __init__(self, service: Service, catalog: Catalog | None = None):
-        self._service, self._catalog = service, catalog or StaticCatalog()
+    def __init__(self, service: Service):
+        self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
         self.downloads = Downloads(self._downloaded)
 
@@ -35,8 +30,8 @@ class Manager:
             # Before the models' own: a path is taken by the first that matches.
             Route("/api/models/events", EventsEndpoint(self._service, self.downloads), methods=["GET"]),
             Route("/api/models/verify", VerifyEndpoint(self._service), methods=["POST"]),
-            *ManagerApi(self._service, self._catalog, self.downloads.working_on).routes(),
-            *SettingsApi(self._service, self._catalog).routes(),
+            *ManagerApi(self._service, self.downloads.working_on).routes(),
+            *SettingsApi(self._service).routes(),
             *DownloadsApi(self._service, self.downloads).routes(),
         ]
 
@@ -53,4 +48,4 @@ class Manager:
         """A download has ended well; called in the queue's thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._catalog.models_changed(), loop)
+            asyncio.run_coroutine_threadsafe(self._service.pool.refresh(rescan=True), loop)

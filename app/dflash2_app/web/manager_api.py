@@ -20,7 +20,6 @@ from ..settings.paths import find_base
 from ..settings.store import Settings, Store
 from .api.errors import CONFLICT, ApiError
 from .asking import Query, body_fields, in_thread, model_name
-from .catalog import Catalog
 from .http import json_response
 from .service import Service
 
@@ -38,8 +37,8 @@ class ManagerApi:
         fetching: the Hub ids that a download works on.
     """
 
-    def __init__(self, service: Service, catalog: Catalog, fetching: Callable[[], list[str]]):
-        self._service, self._catalog, self._fetching = service, catalog, fetching
+    def __init__(self, service: Service, fetching: Callable[[], list[str]]):
+        self._service, self._fetching = service, fetching
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -96,7 +95,7 @@ class ManagerApi:
             if state["loaded"]:
                 await self._service.pool.unload(state["id"])
         await in_thread(lambda: execute(removal))
-        await self._catalog.models_changed()
+        await self._service.pool.refresh(rescan=True)
         return json_response({**_removal(name, removal), "removed": True})
 
     async def _in_use(self, name: str) -> str | None:

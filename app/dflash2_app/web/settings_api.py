@@ -18,7 +18,7 @@ from ..settings.paths import find_base
 from ..settings.store import Store
 from .api.errors import BAD_REQUEST, ApiError, refuse
 from .asking import Query, body_fields, in_thread, model_name
-from .catalog import Catalog, Effects
+from .effects import Effects, settings_saved
 from .http import json_response
 from .service import Service
 
@@ -33,8 +33,8 @@ MOST_VALUES = 200
 class SettingsApi:
     """Endpoints as methods of one object."""
 
-    def __init__(self, service: Service, catalog: Catalog):
-        self._service, self._catalog = service, catalog
+    def __init__(self, service: Service):
+        self._service = service
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -86,7 +86,7 @@ class SettingsApi:
         change = await in_thread(lambda: _save(name, values))
         if not change.good:
             raise _faulty(change)
-        effects = await self._catalog.settings_saved(change.named.model_id, change.load_keys)
+        effects = await settings_saved(self._service.pool, change.named.model_id, change.load_keys)
         form = await in_thread(lambda: _form(name))
         notes = [*change.notes, *omlx_note(change.settings)]
         return json_response({**_shown(change), **_effects(effects), "notes": notes, "saved": True, "settings": form})
@@ -172,7 +172,7 @@ class SettingsApi:
         await in_thread(lambda: work(_store(), named.model_id, name, more))
         after = await in_thread(lambda: _engine_values(_store().load(), named))
         load_keys = [key for key in before if before[key] != after[key]]
-        effects = await self._catalog.settings_saved(named.model_id, load_keys)
+        effects = await settings_saved(self._service.pool, named.model_id, load_keys)
         return json_response({**_effects(effects), "settings": await in_thread(lambda: _form(model))})
 
     async def _change_fields(self, request: Request) -> tuple[str, dict[str, Any]]:

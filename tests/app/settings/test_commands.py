@@ -270,7 +270,7 @@ def test_an_exposed_profile_is_shown_and_not_changed(run: Run, base: Path) -> No
     shown = json.loads(run("settings", "show", "o/m:hot", "--json", "--origin").out)
     assert (shown["settings"]["temperature"], shown["origins"]["temperature"]) == (0.9, "profile")
     assert shown["settings"]["top_k"] == 3
-    assert "expected the model itself (o--m)" in run("settings", "set", "o/m:hot", "top_k=1").error
+    assert "and its profile 'h', expected the model alone (o--m)" in run("settings", "set", "o/m:hot", "top_k=1").error
 
 
 def test_no_command_reads_a_real_home(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ messages and calls what stands here for the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,20 @@ AUTO, REQUIRED, NONE = "auto", "required", "none"
 # Tokens of thinking for an effort, where the chat template has no such variable of its own.
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
 EFFORTS = (NONE, *EFFORT_BUDGETS)
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call the variable
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MOST_TEMPERATURE = 2.0
+# Of sampling fields: least and most, and of whole numbers only the most.
+NUMBERS = {"temperature": (0, MOST_TEMPERATURE), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
+           "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10)}  # fmt: skip
+COUNTS = {"top_k": 2**31 - 1, "seed": 2**64 - 1}
+MOST_BIAS = 100
+# Options of the renderer, which share their place with a template's variables.
+NO_VARIABLES = ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
+                "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
+                "tokenizer_kwargs", "return_assistant_tokens_mask")  # fmt: skip
+MODES, LOSSLESS_MODES = ("auto", "plain", "dflash2"), ("rejection", "coupled")
+MOST_STOP_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class Ask:
         tool_choice: "auto", "required", or the name of the one to call.
         schema: the answer is JSON of this schema; None leaves it free.
         thinking_budget: most tokens of thinking; None sets no limit.
+        notes: where the settings win over the request; told with the reply.
     """
 
     prompt: Prompt
@@ -46,6 +60,7 @@ class Ask:
     schema: Mapping[str, Any] | None = None
     schema_param: str = "response_format"
     thinking_budget: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -67,29 +82,37 @@ class Draft:
         import dflash2_mlx as d2
 
         defaults = self.served.defaults
-        standing = self.served.template_defaults if self.served.tokenizer.has_chat_template else {}
-        template = {**standing, **self.template}
+        template = {**(defaults.chat_template_kwargs or {}), **self.template}
         if self.ask.get("tools"):
             template["tools"] = list(self.ask["tools"])
+        if not self.config.get("chat_template", True):
+            template = {}
+        forced = self.served.forced_sampling
         try:
-            sampling = replace(defaults.sampling, **self.sampling)
+            replace(defaults.sampling, **self.sampling)  # a value that does not count has to be a right one, too
+            sampling = replace(
+                defaults.sampling, **{name: value for name, value in self.sampling.items() if name not in forced}
+            )
             config = replace(defaults, sampling=sampling, chat_template_kwargs=template or None, **self.config)
         except d2.ConfigError as error:
             raise from_library(error) from None
-        return Ask(prompt, config, **self.ask)
+        return Ask(prompt, config, **self.ask, notes=tuple(self._overruled(sampling)))
+
+    def _overruled(self, sampling: d2.SamplingConfig) -> Iterator[str]:
+        """What the settings have taken from the request."""
+        for name in sorted(self.served.forced_sampling & self.sampling.keys()):
+            counts = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}[name]
+            if self.sampling[name] != counts:
+                yield f"{name}: {self.sampling[name]:g} was asked for, the settings' {counts:g} counts (Force sampling)"
 
 
-def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = 2.0) -> None:
+def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = MOST_TEMPERATURE) -> None:
     """The fields that say how the next token is drawn."""
-    ranges = {
-        "temperature": (0, most_temperature), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
-        "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10),
-    }  # fmt: skip
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in {**NUMBERS, "temperature": (0, most_temperature)}.items():
         drawn = fields.number(name, low, high)
         if drawn is not None:
             draft.sampling[name] = drawn
-    for name, most in (("top_k", 2**31 - 1), ("seed", 2**64 - 1)):
+    for name, most in COUNTS.items():
         count = fields.integer(name, 0, most)
         if count is not None:
             draft.sampling[name] = count
@@ -106,21 +129,21 @@ def _logit_bias(raw: Mapping[str, Any], name: str) -> dict[int, float]:
     for token, value in raw.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise refuse(name, token, "token ids as keys")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            raise refuse(f"{name}.{token}", value, "a number in [-100, 100]")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST_BIAS <= value <= MOST_BIAS:
+            raise refuse(f"{name}.{token}", value, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]")
         biases[int(token)] = float(value)
     return biases
 
 
 def _read_drafting(fields: Fields, draft: Draft) -> None:
     """Our own field: how this reply is drafted. It never changes the text of a greedy or seeded reply."""
-    mode = fields.one_of("mode", "auto", "plain", "dflash2")
+    mode = fields.one_of("mode", *MODES)
     if mode is not None:
         draft.config["mode"] = mode
     size = fields.integer("block_size", 2)
     if size is not None:
         draft.config["block_size"] = size
-    lossless = fields.one_of("lossless_mode", "rejection", "coupled")
+    lossless = fields.one_of("lossless_mode", *LOSSLESS_MODES)
     if lossless is not None:
         draft.sampling["lossless_mode"] = lossless
     fields.finish()
@@ -134,8 +157,8 @@ def read_stop(fields: Fields, draft: Draft, name: str = "stop") -> None:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
         raise refuse(fields.name(name), value, f"text or a list of at most {MOST_STOPS}")
-    if not all(isinstance(stop, str) and 0 < len(stop) <= 1000 for stop in stops):
-        raise refuse(fields.name(name), value, "texts of 1 to 1000 characters")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MOST_STOP_CHARACTERS for stop in stops):
+        raise refuse(fields.name(name), value, f"texts of 1 to {MOST_STOP_CHARACTERS} characters")
     draft.config["stop"] = tuple(stops)
 
 
@@ -152,21 +175,26 @@ def read_length(fields: Fields, draft: Draft, *names: str) -> None:
 def read_template(fields: Fields, draft: Draft) -> None:
     """Variables of the chat template, and thinking switched on or off."""
     variables = fields.mapping("chat_template_kwargs") or {}
-    for name in ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
-                 "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
-                 "tokenizer_kwargs", "return_assistant_tokens_mask"):  # fmt: skip
+    for name in NO_VARIABLES:
         if name in variables:
             raise refuse(f"chat_template_kwargs.{name}", variables[name], "a variable of the template, not an option")
     switch = fields.boolean("enable_thinking")
     if switch is not None:
         variables = {**variables, "enable_thinking": switch}
     for name, value in variables.items():
-        if name in draft.served.forced_template:
-            raise refuse(f"chat_template_kwargs.{name}", value, "nothing: this server's settings fix it")
+        switched = switch is not None and name == "enable_thinking"
+        _check_forced(draft, name, value, fields.name(name if switched else f"chat_template_kwargs.{name}"))
     draft.template.update(variables)
     budget = fields.integer("thinking_budget", 0)
     if budget is not None:
         read_budget(draft, budget, fields.name("thinking_budget"))
+
+
+def _check_forced(draft: Draft, name: str, value: object, param: str) -> None:
+    """Refuse another value for a variable of the template that the settings fix."""
+    forced = draft.served.forced_template
+    if name in forced and forced[name] != value:
+        raise refuse(param, value, f"{forced[name]!r} or nothing: the model's settings fix {name}")
 
 
 def read_budget(draft: Draft, budget: int, param: str) -> None:
@@ -184,6 +212,7 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
         raise refuse(param, effort, " or ".join(map(repr, EFFORTS)))
     template = draft.served.template_text
     if "reasoning_effort" in template:
+        _check_forced(draft, "reasoning_effort", effort, param)
         draft.template["reasoning_effort"] = effort
     elif not thinks(draft.served):
         if effort != NONE:
@@ -198,8 +227,9 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
 
 def set_thinking(draft: Draft, wanted: bool, param: str) -> None:
     """Switch thinking by the template's variable, where it has one."""
-    name = next((word for word in ("enable_thinking", "thinking") if word in draft.served.template_text), None)
+    name = next((word for word in THINKING_SWITCHES if word in draft.served.template_text), None)
     if name is not None:
+        _check_forced(draft, name, wanted, param)
         draft.template.setdefault(name, wanted)
     elif not wanted:
         raise refuse(param, wanted, "thinking: the chat template has no switch for it")
