@@ -54,7 +54,7 @@ def test_a_measurement_to_its_table_and_advice(page: Page, benching: Running, ho
     (kept,) = (home / "settings" / "bench").glob("*.json")
     assert saved == json.loads(kept.read_text())["record"] and saved["kind"] == "pair"
     shot(page, "bench-result")
-    page.get_by_role("region", name="Kept measurements").get_by_role("link").click()
+    page.get_by_role("region", name="Kept measurements", exact=True).get_by_role("link").click()
     expect(page.get_by_role("heading", name="Advice:")).to_be_visible()
     benching.settle()
 
