@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write beside the file, make sure it is on disk, then put it in the old one's place.
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write beside the file, make sure it is on disk, then put it in the old one's place; text is UTF-8.
 
     Only its owner can read it.
 
@@ -17,8 +17,8 @@ def write_whole(file: Path, text: str) -> None:
     """
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).replace(file)

@@ -225,9 +225,11 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
 
 
 def _start_log(level: str) -> None:
+    from ..web.log import PlainFormatter
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level.upper())
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("dflash2.serve")
     log.addHandler(handler)
     log.setLevel(min(handler.level, logging.INFO))  # the status page shows what is told at this level, whatever

@@ -20,12 +20,15 @@ from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
 from .bench_api import BenchApi
+from .chat_model_api import ChatModelApi
+from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .log_buffer import LogBuffer
 from .manager import Manager
 from .models_api import ModelsApi
+from .openapi.document import Description
 from .pages import Pages
 from .race_api import RaceApi
 from .service import Service
@@ -50,6 +53,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         *manager.routes(),
         *status.routes(),
         *RaceApi(service, version).routes(),
+        *ChatsApi(service).routes(),
+        *ChatModelApi(service).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
@@ -66,6 +71,8 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         Route("/v1/messages", TextEndpoint(service, Messages()), methods=["POST"]),
         Route("/v1/messages/count_tokens", CountEndpoint(service), methods=["POST"]),
     ]
+
+    routes += Description(version, routes).routes()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -32,8 +32,8 @@ WATCHED_PATHS = (
     "/api/logs/events",
 )  # asked again and again
 COUNTED_PATHS = frozenset(
-    """/health /metrics /v1/models /v1/models/status /v1/models/refresh /v1/chat/completions /v1/completions
-/v1/responses /v1/messages /v1/messages/count_tokens""".split()
+    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/models/refresh
+/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens""".split()
 )
 
 
@@ -76,7 +76,8 @@ class Guard:
         except ApiError as error:
             log.warning("refused %s %s: %s", scope["method"], _path(scope), error.message)
             shape = error.anthropic() if scope["path"].startswith(ANTHROPIC_PATHS) else error.openai()
-            await json_response(shape, error.status)(scope, receive, noting)
+            # Closed, because the body is not read: nobody may find out where it ends by what is answered next.
+            await json_response(shape, error.status, {"connection": "close"})(scope, receive, noting)
         else:
             await self._app(scope, receive, noting)
         finally:
@@ -88,6 +89,9 @@ class Guard:
             log.log(level, "%s %s %s in %.2f s", scope["method"], _path(scope), status or "left", took)
 
     def _check(self, headers: Mapping[str, str], path: str) -> None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy in front could see another end of this request, and take the rest for one of its own.
+            raise ApiError("Content-Length: got it beside Transfer-Encoding, expected one of them")
         self._check_origin(headers)
         if self._api_key is None:
             host = headers.get("host", "")
@@ -95,10 +99,8 @@ class Guard:
                 raise ApiError(
                     f"Host: got {host[:100]!r}, expected localhost or 127.0.0.1: no API key is set", status=403
                 )
-        elif path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER):
-            given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode("utf-8", "replace"), self._api_key.encode()):
-                raise ApiError("API key: got none or a wrong one, expected `Authorization: Bearer KEY`", status=401)
+        elif path not in OPEN_PATHS and not path.startswith(OPEN_FOLDER) and not _is_key(headers, self._api_key):
+            raise ApiError("API key: got none or a wrong one, expected `Authorization: Bearer KEY`", status=401)
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
         origin = headers.get("origin")
@@ -106,6 +108,14 @@ class Guard:
             raise ApiError(f"Origin: got {origin[:100]!r}, expected this server's own pages", status=403)
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             raise ApiError("Sec-Fetch-Site: got another site's page, expected this server's own", status=403)
+
+
+def _is_key(headers: Mapping[str, str], api_key: str) -> bool:
+    """Whether a client shows the key: in a header of its own, or as a bearer's."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+    # Headers came as bytes and were read as Latin-1: this gives the bytes back, whatever alphabet the key has.
+    return hmac.compare_digest(given.encode("latin-1"), api_key.encode())
 
 
 def _host_name(host: str) -> str:

@@ -14,6 +14,8 @@ from .api.fields import Fields, parse_json
 from .http import json_response, read_body
 from .service import Service
 
+MOST_IDLE_S = 10**9
+
 
 class ModelsApi:
     """Endpoints as methods of one object, so that they share the service."""
@@ -78,7 +80,7 @@ class ModelsApi:
         """Pin a model, or limit how long it may be idle; 0 lifts the limit."""
         name = request.path_params["name"]
         fields = Fields(parse_json(await read_body(request, self._service.limits)))
-        pinned, ttl_s = fields.boolean("pinned"), fields.number("ttl_seconds", 0, 10**9)
+        pinned, ttl_s = fields.boolean("pinned"), fields.number("ttl_seconds", 0, MOST_IDLE_S)
         fields.finish()
         return json_response(self._service.pool.change(name, pinned=pinned, ttl_s=ttl_s))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from dflash2_app.web.service import Limits, Service
 
 from .models import ReadySource, scripted, source_of, tiny_served
 
+PATIENCE_S = 240  # MLX may have to compile on a busy machine before the first reply
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -36,22 +39,22 @@ class Running:
 
     @functools.cached_property
     def http(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60)
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S)
 
     @functools.cached_property
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     @functools.cached_property
     def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=60)
+        return anthropic.Anthropic(base_url=self.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def close(self) -> None:
         for name in ("http", "openai", "anthropic"):
             if name in self.__dict__:
                 self.__dict__[name].close()
 
-    def settle(self, seconds: float = 10) -> None:
+    def settle(self, seconds: float = 60) -> None:
         """Wait until nothing runs and nobody waits."""
         end = time.monotonic() + seconds
         while self.service.desk.running or self.service.desk.waiting:
@@ -89,6 +92,29 @@ def serving(
         thread.join(20)
         claimed.close()
         assert not thread.is_alive(), "the server does not end"
+
+
+def raw_request(
+    server: Running, fields: dict[str, Any], *, path: str = "/v1/chat/completions", buffer: int | None = None
+) -> socket.socket:
+    """A request on a bare connection, so that it can be dropped at any moment."""
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.settimeout(PATIENCE_S)
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.connect((host, int(port)))
+    data = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def test_a_model_that_does_not_draft_says_why_in_the_words_of_the_api(benching: 
 @pytest.mark.parametrize(("change", "told"), [
     ({"model": None}, "model: got None"), ({"widths": [1, 1]}, "widths: got [1, 1], expected a list of different"),
     ({"widths": [True]}, "widths: got [True]"), ({"widths": []}, "widths: got []"), ({"depths": [-1]}, "depths: got"),
-    ({"temperatures": ["0"]}, "temperatures: got ['0']"), ({"temperatures": [1e400]}, "temperatures: got [inf]"),
+    ({"temperatures": ["0"]}, "temperatures: got ['0']"), ({"temperatures": [101]}, "temperatures: got"),
     ({"max_tokens": 1}, "max_tokens: got 1"), ({"repeats": 0}, "repeats: got 0"), ({"seed": -1}, "seed: got -1"),
     ({"preset": "best"}, "preset: got 'best'"), ({"set": "mini"}, "prompts: got 'text beside a set'"),
     ({"prompts": " \n"}, "prompts: got no prompts"), ({"prompts": "{\"x\": 1}"}, "prompts:1: got none of them"),
@@ -177,7 +177,7 @@ def test_a_model_that_does_not_draft_says_why_in_the_words_of_the_api(benching: 
     ({"chat_template": False, "chat_template_args": {"a": 1}}, "chat_template_args: got {'a': 1}"),
 ])  # fmt: skip
 def test_wrong_fields_are_refused_by_name(server: Running, change: dict[str, Any], told: str) -> None:
-    body = json.dumps({**SMALL, **change}).replace("Infinity", "1e400")
+    body = json.dumps({**SMALL, **change})
     answer = server.http.post("/api/bench", content=body)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(told), answer.text
     assert current(server) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 import time
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 
 from dflash2_app.web import server as server_module
 from dflash2_app.web.guard import is_loopback
+from dflash2_app.web.log import PlainFormatter
 from dflash2_app.web.service import Limits
 
-from .conftest import HELLO, Running, serving
+from .conftest import HELLO, PATIENCE_S, Running, serving
 from .models import scripted, source_of
 
 CHAT = "/v1/chat/completions"
@@ -21,7 +24,7 @@ BODY = {"model": "scripted", "messages": HELLO}
 
 def connect(server: Running) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def alive(server: Running) -> bool:
@@ -55,7 +58,8 @@ def test_a_key_is_asked_for() -> None:
             answer = server.http.post(CHAT, json=BODY, headers=headers)
             assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
             assert "s3cret" not in answer.text.replace("s3cretx", "")
-        for headers in ({"authorization": "Bearer s3cret"}, {"x-api-key": "s3cret", "host": "my.machine:80"}):
+        for headers in ({"authorization": "Bearer s3cret"}, {"x-api-key": "s3cret", "host": "my.machine:80"},
+                        {"authorization": "bearer  s3cret"}):  # fmt: skip
             assert server.http.post(CHAT, json=BODY, headers=headers).status_code == 200
         assert server.http.get("/health").status_code == 200
         assert server.http.get("/metrics").status_code == 401
@@ -69,6 +73,10 @@ def test_loopback_is_told_from_other_addresses() -> None:
 @pytest.mark.parametrize("body", [
     b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000, b'{"a":' * 50_000,
     b'{"model": "scripted", "messages": [{"role": "user", "content": "\\ud800"}]}', b"1" * 6000,
+    b'{"model": "scripted", "model": "other", "messages": []}', b'{"model": "scripted", "seed": 1e999}',
+    b'{"model": "scripted", "seed": -Infinity}', b'{"model": "scripted", "seed": ' + b"9" * 5000 + b"}",
+    b'{"model": "scripted", "messages": [{"role": "user", "content": "a\x00"}', b'\xef\xbb\xbf{"model": "scripted"}',
+    b'{"model": "scripted", "messages": [{"role": "user", "content": "\xc3\x28"}]}', b"{}garbage", b'{"a": 01}',
     b'{"model": 3, "messages": []}', b'{"model": "scripted"}', b'{"model": "scripted", "messages": "hello"}',
 ])  # fmt: skip
 def test_malformed_bodies_are_refused(server: Running, body: bytes) -> None:
@@ -79,7 +87,7 @@ def test_malformed_bodies_are_refused(server: Running, body: bytes) -> None:
 
 @pytest.mark.parametrize("path", [
     "/v1/models/../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/models/no<script>such",
-    "/etc/passwd", "/v1/nothing", "//", "/v1/models/%00", "/v1/models/nobody/load",
+    "/etc/passwd", "/v1/nothing", "/%2f", "/v1/models/%00", "/v1/models/nobody/load",
 ])  # fmt: skip
 def test_odd_paths_find_nothing(server: Running, path: str) -> None:
     answer = server.http.request("POST" if path.endswith("load") else "GET", path)
@@ -142,3 +150,85 @@ def test_odd_values_never_break_the_server(server: Running) -> None:
             assert answer.status_code in (200, 400), (field, value, answer.text)
     for part in ({"role": "user", "content": value} for value in ODD):
         assert server.http.post(CHAT, json={**BODY, "messages": [part]}).status_code in (200, 400)
+
+
+def test_a_key_may_have_any_alphabet_and_is_never_half_right() -> None:
+    with serving(source_of(scripted("fine")), api_key="schlüssel-鍵") as server:
+        right = "Bearer schlüssel-鍵".encode()
+        assert server.http.get("/metrics", headers={b"authorization": right}).status_code == 200
+        for wrong in (right[:-1], right + b"x", b"Basic schl\xc3\xbcssel-\xe9\x8d\xb5", b"Bearer", b"\xff\xfe"):
+            assert server.http.get("/metrics", headers={b"authorization": wrong}).status_code == 401, wrong
+
+
+@pytest.mark.parametrize("field", ["metadata", "chat_template_kwargs", "tools", "response_format", "no_such_field"])
+def test_deep_nesting_is_refused_before_anything_walks_through_it(server: Running, field: str) -> None:
+    for depth, refused in ((40, False), (200, True), (20_000, True)):
+        pieces = b'{"properties":{"a":' * depth + b"{}" + b"}}" * depth
+        tail = {"tools": b'[{"type":"function","function":{"name":"a","parameters":%b}}]',
+                "response_format": b'{"type":"json_schema","json_schema":{"name":"a","schema":%b}}'}  # fmt: skip
+        value = tail.get(field, b"%b") % pieces
+        body = b'{"model":"scripted","max_tokens":2,"messages":[{"role":"user","content":"x"}],"%b":%b}'
+        answer = server.http.post(CHAT, content=body % (field.encode(), value))
+        assert answer.status_code in ((400,) if refused or field == "no_such_field" else (200, 400)), answer.text
+        assert not refused or "inside each other" in answer.json()["error"]["message"], answer.text
+
+
+def test_the_text_of_arguments_is_as_strict_as_the_body(server: Running) -> None:
+    for arguments in ('{"a": NaN}', '{"a": 1, "a": 2}', "[" * 5000, '{"a": "\\ud800"}', "[1]"):
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, *HELLO]
+        answer = server.http.post(CHAT, json={**BODY, "messages": messages})
+        assert answer.status_code == 400, arguments
+        assert answer.json()["error"]["param"] == "messages[1].tool_calls[0].function.arguments"
+
+
+def test_header_bombs_are_refused() -> None:
+    with serving(source_of(scripted("fine"))) as server:
+        for bomb in (b"X: " + b"y" * 200_000, b"".join(b"X%d: y\r\n" % at for at in range(9000)), b"y" * 200_000):
+            with connect(server) as connection:
+                try:
+                    connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + bomb)
+                    assert connection.recv(4096)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431")
+                except ConnectionError:
+                    pass  # cut off while it was still sending
+        assert alive(server)
+
+
+@pytest.mark.parametrize("head", [
+    b"Content-Length: 4\r\nContent-Length: 5", b"Content-Length: 4\r\nTransfer-Encoding: chunked",
+    b"Transfer-Encoding: chunked\r\nContent-Length: 4", b"Transfer-Encoding: xchunked", b"Content-Length: +4",
+    b"Transfer-Encoding: identity, chunked", b"Content-Length: 4\r\n Folded: x\r\nBad Name: 1", b"Content-Length : 4",
+    b"Host: evil.example", b"Content-Length: 0x4", b"Content-Length: \xb2", b"Transfer-Encoding:\x0bchunked",
+])  # fmt: skip
+def test_no_request_is_smuggled_inside_another(server: Running, head: bytes) -> None:
+    """Two readings of where a request ends are none: it is refused, and what follows it is not answered."""
+    inner = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(server) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n" + inner)
+        answered = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answered[9:12] in (b"400", b"501"), answered[:200]
+    assert b'"object":"list"' not in answered
+    assert alive(server)
+
+
+def test_the_log_holds_no_keys_and_nothing_a_terminal_obeys(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="dflash2.serve")
+    monkeypatch.setattr(logging.getLogger("dflash2.serve"), "propagate", True)  # `serve` in this process ends that
+    model = scripted("fine", fault=RuntimeError("gone \x1b[31m\nINFO forged"))
+    with serving(source_of(model), api_key="s3cret") as server:
+        for key in ("s3cret", "wr0ng"):
+            headers = {"authorization": f"Bearer {key}"}
+            server.http.get("/v1/models/%1b%5b31mred%0aINFO%20forged?api_key=s3cret", headers=headers)
+            server.http.post(CHAT, json={**BODY, "model": "\x1b[31m\nINFO forged"}, headers=headers)
+            server.http.post(CHAT, json=BODY, headers={**headers, "origin": "http://evil.example"})
+            server.http.post(CHAT, json=BODY, headers=headers)
+    formatter = PlainFormatter("%(levelname)s %(message)s")
+    own = [record for record in caplog.records if record.name == "dflash2.serve"]
+    for record in own:
+        text = formatter.format(record)
+        assert "s3cret" not in text and "wr0ng" not in text
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+        assert record.exc_info or "\n" not in text
+    assert len(own) >= 8

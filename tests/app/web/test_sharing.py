@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +13,8 @@ from dflash2_app.web.api.errors import ApiError
 from dflash2_app.web.desk import Desk
 from dflash2_app.web.service import Limits
 
-from .conftest import HELLO, Running, serving
-from .models import plain_text, scripted, source_of, tiny_engine, tiny_served
+from .conftest import HELLO, Running, raw_request, serving, until
+from .models import plain_text, scripted, source_of, tiny_engine
 
 
 def messages(text: str) -> list[dict[str, str]]:
@@ -26,27 +23,6 @@ def messages(text: str) -> list[dict[str, str]]:
 
 def body(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": HELLO, **fields}
-
-
-def raw_request(server: Running, fields: dict[str, Any], *, buffer: int | None = None) -> socket.socket:
-    """A request on a bare connection, so that it can be dropped at any moment."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    connection.settimeout(30)
-    if buffer is not None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    connection.connect((host, int(port)))
-    data = json.dumps(fields).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
-    return connection
-
-
-def until(condition: Any, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 def test_replies_at_once_equal_their_single_runs(server: Running) -> None:
@@ -142,7 +118,7 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever() -> None:
         fields = body("scripted", max_tokens=60000, stream=True, logprobs=True, top_logprobs=2)
         connection = raw_request(server, fields, buffer=4096)
         until(lambda: server.service.desk.running == 1)
-        server.settle(60)
+        server.settle()
         assert len(model.rounds) < 1500
         connection.close()
 
@@ -185,54 +161,3 @@ def test_health_shows_a_reply_that_stands_still() -> None:
         connection.close()
         server.settle()
         assert server.http.get("/health").json()["status"] == "ok"
-
-
-def _client(server: Running, number: int, until_s: float, alone: dict[str, str], faults: list[str]) -> None:
-    """Ask again and again; leave some replies in the middle, and check the others."""
-    chance = random.Random(number)
-    while time.monotonic() < until_s:
-        prompt = chance.choice(list(alone))
-        fields = {**body("tiny", temperature=0, max_tokens=12), "messages": messages(prompt), "stream": True}
-        if chance.random() < 0.4:
-            connection = raw_request(server, fields)
-            time.sleep(chance.random() * 0.3)
-            connection.close()
-            continue
-        with server.http.stream("POST", "/v1/chat/completions", json=fields) as answer:
-            lines = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in lines)
-        if text != alone[prompt]:
-            faults.append(f"{prompt!r}: {text!r}")
-
-
-def _load(clients: int, seconds: float) -> None:
-    engine = tiny_engine()
-    prompts = [f"{chr(65 + at)} says {'z' * at}" for at in range(6)]
-    alone = {prompt: plain_text(engine, messages(prompt), max_tokens=12) for prompt in prompts}
-    faults: list[str] = []
-    with serving(source_of(tiny_served()), running=4, waiting=clients) as server:
-        end = time.monotonic() + seconds
-        threads = [threading.Thread(target=_client, args=(server, at, end, alone, faults)) for at in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        server.settle(30)
-        assert faults == []
-        assert server.service.pool.status()[0]["active_requests"] == 0
-        assert server.http.post("/v1/chat/completions", json=body("tiny", max_tokens=2)).status_code == 200
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "dflash2-reply"])
-
-
-def test_a_little_load_with_clients_that_leave() -> None:
-    _load(4, 4)
-
-
-@pytest.mark.slow
-def test_load_with_clients_that_leave() -> None:
-    from tests.engines import settled_bytes
-
-    _load(2, 2)
-    before = settled_bytes()
-    _load(16, 60)
-    assert settled_bytes(before) <= before + 2**20, f"{settled_bytes() - before} bytes more than before"

@@ -37,6 +37,9 @@ from .parts import Part, ToolCall
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
+MOST_TEMPERATURE = 1.0  # Anthropic's
+EFFORT_WORDS = ("low", "medium", "high", "xhigh", "max")
+
 
 class Messages:
     """The interface."""
@@ -63,7 +66,7 @@ class MessagesCall:
 
     def ask(self, served: Served) -> Ask:
         fields, draft = self._fields, Draft(served)
-        read_sampling(fields, draft, most_temperature=1.0)
+        read_sampling(fields, draft, most_temperature=MOST_TEMPERATURE)
         read_length(fields, draft, "max_tokens")
         if "max_tokens" not in draft.config and not self._counting:
             raise refuse("max_tokens", None, "an integer >= 1")
@@ -198,7 +201,7 @@ def _read_thinking(fields: Fields | None, draft: Draft) -> None:
 def _read_output(fields: Fields | None, draft: Draft) -> None:
     if fields is None:
         return
-    effort = fields.one_of("effort", "low", "medium", "high", "xhigh", "max")
+    effort = fields.one_of("effort", *EFFORT_WORDS)
     read_effort(draft, "xhigh" if effort == "max" else effort, "output_config.effort")
     form = fields.inner("format")
     if form is not None:

@@ -23,7 +23,20 @@ AUTO, REQUIRED, NONE = "auto", "required", "none"
 # Tokens of thinking for an effort, where the chat template has no such variable of its own.
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
 EFFORTS = (NONE, *EFFORT_BUDGETS)
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call the variable
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MOST_TEMPERATURE = 2.0
+# Of sampling fields: least and most, and of whole numbers only the most.
+NUMBERS = {"temperature": (0, MOST_TEMPERATURE), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
+           "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10)}  # fmt: skip
+COUNTS = {"top_k": 2**31 - 1, "seed": 2**64 - 1}
+MOST_BIAS = 100
+# Options of the renderer, which share their place with a template's variables.
+NO_VARIABLES = ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
+                "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
+                "tokenizer_kwargs", "return_assistant_tokens_mask")  # fmt: skip
+MODES, LOSSLESS_MODES = ("auto", "plain", "dflash2"), ("rejection", "coupled")
+MOST_STOP_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -93,17 +106,13 @@ class Draft:
                 yield f"{name}: {self.sampling[name]:g} was asked for, the settings' {counts:g} counts (Force sampling)"
 
 
-def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = 2.0) -> None:
+def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = MOST_TEMPERATURE) -> None:
     """The fields that say how the next token is drawn."""
-    ranges = {
-        "temperature": (0, most_temperature), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
-        "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10),
-    }  # fmt: skip
-    for name, (low, high) in ranges.items():
+    for name, (low, high) in {**NUMBERS, "temperature": (0, most_temperature)}.items():
         drawn = fields.number(name, low, high)
         if drawn is not None:
             draft.sampling[name] = drawn
-    for name, most in (("top_k", 2**31 - 1), ("seed", 2**64 - 1)):
+    for name, most in COUNTS.items():
         count = fields.integer(name, 0, most)
         if count is not None:
             draft.sampling[name] = count
@@ -120,21 +129,21 @@ def _logit_bias(raw: Mapping[str, Any], name: str) -> dict[int, float]:
     for token, value in raw.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise refuse(name, token, "token ids as keys")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            raise refuse(f"{name}.{token}", value, "a number in [-100, 100]")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST_BIAS <= value <= MOST_BIAS:
+            raise refuse(f"{name}.{token}", value, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]")
         biases[int(token)] = float(value)
     return biases
 
 
 def _read_drafting(fields: Fields, draft: Draft) -> None:
     """Our own field: how this reply is drafted. It never changes the text of a greedy or seeded reply."""
-    mode = fields.one_of("mode", "auto", "plain", "dflash2")
+    mode = fields.one_of("mode", *MODES)
     if mode is not None:
         draft.config["mode"] = mode
     size = fields.integer("block_size", 2)
     if size is not None:
         draft.config["block_size"] = size
-    lossless = fields.one_of("lossless_mode", "rejection", "coupled")
+    lossless = fields.one_of("lossless_mode", *LOSSLESS_MODES)
     if lossless is not None:
         draft.sampling["lossless_mode"] = lossless
     fields.finish()
@@ -148,8 +157,8 @@ def read_stop(fields: Fields, draft: Draft, name: str = "stop") -> None:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS:
         raise refuse(fields.name(name), value, f"text or a list of at most {MOST_STOPS}")
-    if not all(isinstance(stop, str) and 0 < len(stop) <= 1000 for stop in stops):
-        raise refuse(fields.name(name), value, "texts of 1 to 1000 characters")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= MOST_STOP_CHARACTERS for stop in stops):
+        raise refuse(fields.name(name), value, f"texts of 1 to {MOST_STOP_CHARACTERS} characters")
     draft.config["stop"] = tuple(stops)
 
 
@@ -166,9 +175,7 @@ def read_length(fields: Fields, draft: Draft, *names: str) -> None:
 def read_template(fields: Fields, draft: Draft) -> None:
     """Variables of the chat template, and thinking switched on or off."""
     variables = fields.mapping("chat_template_kwargs") or {}
-    for name in ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
-                 "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
-                 "tokenizer_kwargs", "return_assistant_tokens_mask"):  # fmt: skip
+    for name in NO_VARIABLES:
         if name in variables:
             raise refuse(f"chat_template_kwargs.{name}", variables[name], "a variable of the template, not an option")
     switch = fields.boolean("enable_thinking")
@@ -220,7 +227,7 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
 
 def set_thinking(draft: Draft, wanted: bool, param: str) -> None:
     """Switch thinking by the template's variable, where it has one."""
-    name = next((word for word in ("enable_thinking", "thinking") if word in draft.served.template_text), None)
+    name = next((word for word in THINKING_SWITCHES if word in draft.served.template_text), None)
     if name is not None:
         _check_forced(draft, name, wanted, param)
         draft.template.setdefault(name, wanted)

@@ -49,7 +49,8 @@ class ChatCall:
     def __init__(self, fields: Fields):
         self._fields = fields
         self.model = fields.required_text("model")
-        self.stream, self.with_usage = openai.read_stream(fields)
+        self.wish = openai.read_stream(fields)
+        self.stream = self.wish.stream
         self.messages = read_messages(fields.items("messages"))
         self.logprobs = bool(fields.boolean("logprobs"))
         top = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
@@ -108,8 +109,10 @@ class ChatWriter:
         self._call, self._served = call, served
         self._head = openai.head("chat.completion.chunk", "chatcmpl-", call.model)
         self._calls = 0
+        self._outcome: Outcome | None = None
 
     def start(self, outcome: Outcome) -> list[Frame]:
+        self._outcome = outcome
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:
@@ -122,7 +125,7 @@ class ChatWriter:
 
     def finish(self, outcome: Outcome) -> list[Frame]:
         frames = [self._chunk({}, reason=outcome.finish_reason)]
-        if self._call.with_usage:
+        if self._call.wish.usage:
             frames.append(Frame({**self._head, "choices": [], "usage": openai.usage(outcome)}))
         return [*frames, Frame("[DONE]")]
 
@@ -141,8 +144,9 @@ class ChatWriter:
         shown = {"content": list(logprobs), "refusal": None} if self._call.logprobs and logprobs else None
         choice = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": reason}
         chunk = {**self._head, "choices": [choice]}
-        if self._call.with_usage:
-            chunk["usage"] = None
+        if self._call.wish.usage:
+            told = self._outcome if self._call.wish.each else None
+            chunk["usage"] = None if told is None else openai.usage(told)
         return Frame(chunk)
 
 

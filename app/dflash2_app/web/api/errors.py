@@ -16,12 +16,13 @@ TIMEOUT, TOO_LARGE, QUEUE_FULL = 408, 413, 429
 INTERNAL, UNAVAILABLE = 500, 503
 MOST_SHOWN = 120  # characters of a received value that a message repeats
 
+OTHERWISE = "invalid_request_error"
 # status -> the word each interface has for it
-_OPENAI = {401: "authentication_error", 403: "permission_error", NOT_FOUND: "not_found_error",
-           QUEUE_FULL: "rate_limit_error", INTERNAL: "server_error", UNAVAILABLE: "server_error"}  # fmt: skip
-_ANTHROPIC = {401: "authentication_error", 403: "permission_error", NOT_FOUND: "not_found_error",
-              TOO_LARGE: "request_too_large", QUEUE_FULL: "rate_limit_error", INTERNAL: "api_error",
-              UNAVAILABLE: "overloaded_error"}  # fmt: skip
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", NOT_FOUND: "not_found_error",
+                QUEUE_FULL: "rate_limit_error", INTERNAL: "server_error", UNAVAILABLE: "server_error"}  # fmt: skip
+ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", NOT_FOUND: "not_found_error",
+                   TOO_LARGE: "request_too_large", QUEUE_FULL: "rate_limit_error", INTERNAL: "api_error",
+                   UNAVAILABLE: "overloaded_error"}  # fmt: skip
 
 
 class ApiError(Exception):
@@ -42,11 +43,11 @@ class ApiError(Exception):
         return one_line(str(self))
 
     def openai(self) -> dict[str, Any]:
-        kind = _OPENAI.get(self.status, "invalid_request_error")
+        kind = OPENAI_TYPES.get(self.status, OTHERWISE)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        kind = _ANTHROPIC.get(self.status, "invalid_request_error")
+        kind = ANTHROPIC_TYPES.get(self.status, OTHERWISE)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 

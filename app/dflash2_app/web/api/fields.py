@@ -11,31 +11,78 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import ApiError, refuse
+from .errors import ApiError, refuse, shown
+
+MOST_DEPTH = 128  # lists and objects inside each other
+_TOO_DEEP = f"more than {MOST_DEPTH} lists and objects inside each other"
 
 
 def parse_json(body: bytes) -> Any:
     """Parse strict JSON.
 
     Raises:
-        ApiError: not UTF-8, not JSON, nested too deep, or a number JSON does not know.
+        ApiError: what `strict_json` refuses.
     """
     try:
-        text = body.decode("utf-8")
-        value = json.loads(text, parse_constant=_no_constant)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # an escape may be half of a character
-        return value
+        return strict_json(body.decode("utf-8"))
     except UnicodeError:
         raise ApiError("body: got text that is not Unicode (UTF-8), expected JSON") from None
-    except RecursionError:
-        raise ApiError("body: got JSON nested too deep, expected a request") from None
     except ValueError as error:
         raise ApiError(f"body: got text that is not JSON ({error}), expected a JSON object") from None
 
 
+def strict_json(text: str) -> Any:
+    """Parse JSON text without guessing.
+
+    Raises:
+        UnicodeError: an escape is half of a character.
+        ValueError: not JSON, nested too deep, a field given twice, or a number JSON does not know.
+    """
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(value)
+    if "\\u" in text:
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # which of the two is meant, nobody can say
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the field {shown(name)} is given twice")
+            seen.add(name)
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    """Whatever walks through a request later on may do so by calling itself."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
 
 
 class Fields:

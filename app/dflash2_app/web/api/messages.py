@@ -6,11 +6,10 @@ sound, files) is refused by name.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from .errors import refuse
-from .fields import Fields
+from .fields import Fields, strict_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_MESSAGES = 4096
@@ -101,7 +100,7 @@ def assistant_call(call_id: str | None, name: str, arguments: object, path: str)
     """A call the assistant made earlier; templates want its arguments as an object."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = strict_json(arguments or "{}")
         except ValueError:
             raise refuse(path, arguments, "the JSON text of an object") from None
     if arguments is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..reply import Outcome, usage_details
@@ -47,18 +48,31 @@ def usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether to stream, and whether the stream's end tells the usage."""
+@dataclass(frozen=True)
+class StreamWish:
+    """How a reply is to be streamed: `usage` at its end, `each` with every piece (vLLM's name for it is longer)."""
+
+    stream: bool
+    usage: bool = False
+    each: bool = False
+
+
+def read_stream(fields: Fields) -> StreamWish:
+    """Whether to stream, and when the stream tells the usage."""
     stream = bool(fields.boolean("stream"))
     options = fields.inner("stream_options")
-    with_usage = False
+    with_usage = each = False
     if options is not None:
         if not stream:
             raise ApiError("stream_options: got them, expected none: stream is not true", param="stream_options")
         with_usage = bool(options.boolean("include_usage"))
+        each = bool(options.boolean("continuous_usage_stats"))
+        if each and not with_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise ApiError(f"{name}: got true, expected include_usage true beside it", param=name)
         options.only("include_obfuscation", [False], "nothing is obfuscated here")
         options.finish()
-    return stream, with_usage
+    return StreamWish(stream, with_usage, each)
 
 
 def read_function(fields: Fields) -> dict[str, Any]:

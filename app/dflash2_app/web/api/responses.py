@@ -159,6 +159,7 @@ def _read_text(fields: Fields | None, draft: Draft) -> None:
 
 def _tool(raw: object, path: str) -> dict[str, Any]:
     fields = Fields(raw, path)
-    if fields.take("type") != "function":
-        raise refuse(f"{path}.type", None, "'function': this server runs no tools of its own")
+    kind = fields.take("type")
+    if kind != "function":
+        raise refuse(f"{path}.type", kind, "'function': this server runs no tools of its own")
     return openai.read_function(fields)

@@ -37,12 +37,19 @@ def _add(messages: list[dict[str, Any]], item: Fields) -> None:
     elif kind == "reasoning":
         item.accept("summary", "encrypted_content")  # made from the content, which the template may show
         parts = [Fields(part, item.name(f"content[{at}]")) for at, part in enumerate(item.items("content") or [])]
-        text = "".join(part.text("text") or "" for part in parts)
+        text = "".join(map(_thought, parts))
         if text:
             messages.append({"role": "assistant", "content": "", "reasoning_content": text})
     else:
         raise refuse(item.name("type"), kind, "message, function_call, function_call_output or reasoning")
     item.finish()
+
+
+def _thought(part: Fields) -> str:
+    part.one_of("type", "reasoning_text")
+    text = part.text("text")
+    part.finish()
+    return text or ""
 
 
 def _add_message(messages: list[dict[str, Any]], item: Fields) -> None:

@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from dflash2_app.engine import load_configured
-from dflash2_app.web.served import Served
-
 from ..conftest import Running, serving
-from ..models import ReadySource, source_of, tiny_served
+from ..models import mini_source, source_of, tiny_served
 from .conftest import shot
 from .kept import arm, keep, record
 
@@ -23,7 +20,7 @@ PHONE = {"width": 380, "height": 740}
 
 @pytest.fixture(scope="module")
 def benching() -> Iterator[Running]:
-    mini = ReadySource("mini", lambda: Served.of("mini", load_configured("mini")))
+    mini = mini_source(max_tokens=48, temperature=0)
     with serving(mini, source_of(tiny_served()), source_of(tiny_served("plain", drafts=False))) as server:
         yield server
 

@@ -1,0 +1,1 @@
+"""The server's description of itself, as OpenAPI 3.1."""
