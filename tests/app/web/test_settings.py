@@ -202,6 +202,7 @@ def test_a_real_pair_from_its_settings(home: Path) -> None:
     (base / "model_settings.json").write_text(json.dumps({"version": 1, "models": {target.name: settings}}))
     catalogue = Catalogue(Base(base, "default"), environment={}, wanted=[Wanted(target.name, "it")])
     with serving(catalogue=catalogue) as running:
+        running.http.timeout = 900  # MLX compiles this pair's kernels first, which takes minutes on a busy machine
         text, usage = reply(running, "it")
         alone = d2.load(str(target), None)
         assert text == d2.generate(alone, HELLO, d2.GenerationConfig(max_tokens=8)).text
