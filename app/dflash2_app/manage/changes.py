@@ -59,6 +59,8 @@ def find_own(settings: Settings, name: str) -> Named:
     if named.profile is not None:
         raise UsageError(f"model: got the profile {named.typed!r}, expected the model itself ({named.model_id})")
     check_new(settings, named)
+    if not named.model_id:
+        raise UsageError(f"model: got {name!r}, expected the folder of a model")
     return named
 
 

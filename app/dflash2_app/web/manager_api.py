@@ -55,11 +55,13 @@ class ManagerApi:
         context = query.integer("context", DEFAULT_CONTEXT, 1, MOST_CONTEXT)
         query.finish()
         found = await in_thread(lambda: _survey(context))
+        left_out = self._service.pool.left_out
         # A profile that is offered as a model is its model's, not one of its own.
         states = [state for state in self._service.pool.status() if not state.get("profile")]
         for model in found["models"]:
             state = next((state for state in states if _means(state, model)), None)
             model["served_as"], model["state"] = state and state["id"], state
+            model["not_offered"] = None if state else left_out.get(model["name"]) or left_out.get(model["id"])
             states = [one for one in states if one is not state]
         found["only_served"] = states
         return json_response(found)

@@ -214,9 +214,9 @@ def test_unset_needs_a_model_with_settings(run: Run) -> None:
     assert "expected one that has settings" in run("settings", "unset", "o/m", "top_k").error
 
 
-def test_what_is_for_the_server_says_so(run: Run) -> None:
+def test_what_is_for_the_server_is_saved_like_the_rest(run: Run, base: Path) -> None:
     ran = run("settings", "set", "o/m", "is_pinned=on", "ttl_seconds=60")
-    assert "is_pinned, ttl_seconds: for the server, which is not built yet" in ran.err
+    assert ran.code == 0 and read(base)["models"]["o--m"] == {"is_pinned": True, "ttl_seconds": 60}
 
 
 def test_a_bad_value_in_a_file_is_told(run: Run, base: Path) -> None:

@@ -6,7 +6,6 @@ import csv
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ PATIENCE_S = 300
 
 @pytest.fixture
 def benching(home: Path) -> Iterator[Running]:
-    named = tiny_served()
-    mini = replace(named, name="mini", engine=replace(named.engine, target_name="mini", drafter_name="mini"))
-    with serving(source_of(named), source_of(mini), source_of(tiny_served("plain", drafts=False)), running=1) as up:
+    with serving(source_of(tiny_served()), source_of(tiny_served("plain", drafts=False)), running=1) as up:
         yield up
 
 
@@ -172,7 +169,7 @@ def test_a_model_that_does_not_draft_says_why_in_the_words_of_the_api(benching: 
 @pytest.mark.parametrize(("change", "told"), [
     ({"model": None}, "model: got None"), ({"widths": [1, 1]}, "widths: got [1, 1], expected a list of different"),
     ({"widths": [True]}, "widths: got [True]"), ({"widths": []}, "widths: got []"), ({"depths": [-1]}, "depths: got"),
-    ({"temperatures": ["0"]}, "temperatures: got ['0']"), ({"temperatures": [1e400]}, "temperatures: got [inf]"),
+    ({"temperatures": ["0"]}, "temperatures: got ['0']"), ({"temperatures": [101]}, "temperatures: got"),
     ({"max_tokens": 1}, "max_tokens: got 1"), ({"repeats": 0}, "repeats: got 0"), ({"seed": -1}, "seed: got -1"),
     ({"preset": "best"}, "preset: got 'best'"), ({"set": "mini"}, "prompts: got 'text beside a set'"),
     ({"prompts": " \n"}, "prompts: got no prompts"), ({"prompts": "{\"x\": 1}"}, "prompts:1: got none of them"),
@@ -180,7 +177,7 @@ def test_a_model_that_does_not_draft_says_why_in_the_words_of_the_api(benching: 
     ({"chat_template": False, "chat_template_args": {"a": 1}}, "chat_template_args: got {'a': 1}"),
 ])  # fmt: skip
 def test_wrong_fields_are_refused_by_name(server: Running, change: dict[str, Any], told: str) -> None:
-    body = json.dumps({**SMALL, **change}).replace("Infinity", "1e400")
+    body = json.dumps({**SMALL, **change})
     answer = server.http.post("/api/bench", content=body)
     assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(told), answer.text
     assert current(server) is None

@@ -189,9 +189,8 @@ def test_removal_asks_refuses_what_is_in_use_and_frees(http: httpx2.Client, up: 
     (settings / "model_settings.json").write_text(json.dumps({"version": 1, "models": record}))
     refused = http.post("/api/models/remove", json={"name": DRAFTER})
     assert refused.status_code == 409 and f"is the drafter of {TARGET}, which is loaded" in message(refused)
-    with http.stream(
-        "POST", "/v1/chat/completions", json={"model": TARGET, "messages": HELLO, "stream": True}
-    ) as reply:
+    asked_for = {"model": TARGET, "messages": HELLO, "stream": True, "max_tokens": 10_000}
+    with http.stream("POST", "/v1/chat/completions", json=asked_for) as reply:
         next(reply.iter_lines())
         until(lambda: up.service.desk.running)
         refused = http.post("/api/models/remove", json={"name": TARGET})

@@ -232,6 +232,7 @@ def test_a_damaged_file_is_left_alone_until_somebody_says_so(
     [
         ("check", {"model": "no-such-model", "values": {}}, 404),
         ("check", {"model": "", "values": {}}, 400),
+        ("check", {"model": "/", "values": {}}, 404),
         ("check", {"model": "a\u0000b", "values": {}}, 400),
         ("check", {"model": "mini"}, 400),
         ("check", {"model": "mini", "values": []}, 400),

@@ -12,13 +12,11 @@ import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-import dflash2_mlx as d2
 from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.store import ChatStore
-from dflash2_app.web.served import CommandLineSource
 
 from ..conftest import Running, serving
-from ..models import defaults, scripted, source_of, tiny_served
+from ..models import defaults, mini_source, scripted, source_of, tiny_served
 from .conftest import shot
 from .hostile import HOSTILE, LONG
 
@@ -30,10 +28,10 @@ NARROW = {"width": 380, "height": 740}
 @pytest.fixture(scope="module")
 def chats() -> Iterator[Running]:
     """The embedded pair, and models that write what they are told."""
-    mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=12))
+    mini = mini_source(max_tokens=12, temperature=0)
     length = defaults(max_tokens=8000)
-    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.5), defaults=length)
-    hostile = replace(scripted(HOSTILE, "hostile"), defaults=length)
+    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.5), config=length)
+    hostile = replace(scripted(HOSTILE, "hostile"), config=length)
     plain = source_of(tiny_served("plain", drafts=False))
     with serving(mini, source_of(slow), source_of(hostile), source_of(scripted("Fine.", MARKUP)), plain) as server:
         httpx2.post(f"{server.url}/v1/models/mini/load", timeout=600).raise_for_status()

@@ -54,7 +54,8 @@ export function modelCard(model, page) {
 
   function served(now) {
     if (!model.served_as) {
-      return el("span.dim", {}, "not offered by this server: it was started with other models");
+      const reason = model.not_offered ?? model.problem ?? "it was started with other models";
+      return el("span.dim.wrap", {}, `not offered by this server: ${reason}`);
     }
     return [
       now?.loaded

@@ -17,7 +17,8 @@ export async function openDownload(name, { signal }) {
     api(`/api/downloads/card?name=${encodeURIComponent(name)}`, { signal }).then((card) => {
       const choice = ask(card, (value, fits) => { drafter = value; go.disabled = !fits; });
       fill(body, modelFacts({ ...card, drafter: null, path: null }), card.problem ? el("p.error", {}, card.problem) : null,
-        card.gated ? el("p.warning", {}, `Its owner asks for an agreement before download: agree at ${card.hub_url}, then log in with \`hf auth login\` on this machine.`) : null,
+        card.gated ? el("p.warning", {}, "Its owner asks for an agreement before download: "
+          + `agree at ${card.hub_url}, then log in with \`hf auth login\` on this machine.`) : null,
         card.terms.map((line) => el("p.warning", {}, line)), choice);
       if (card.problem) go.disabled = true;
     }, (error) => { if (error.name !== "AbortError") fill(body, el("p.error", {}, error.message)); });
@@ -37,7 +38,8 @@ function ask(card, told) {
     const both = other !== null && box.checked;
     const left = (card.left_bytes ?? 0) + (both ? other.left_bytes ?? 0 : 0);
     const fits = left === 0 || card.free_bytes >= left + card.spare_bytes;
-    const state = left === 0 ? "Everything is here already; only what changed on the Hub is fetched." : `${fmt.bytes(left)} to fetch, ${fmt.bytes(card.free_bytes)} free on the disk.`;
+    const state = left === 0 ? "Everything is here already; only what changed on the Hub is fetched."
+      : `${fmt.bytes(left)} to fetch, ${fmt.bytes(card.free_bytes)} free on the disk.`;
     sum.className = fits ? "" : "error";
     sum.textContent = fits ? state : `${state} ${fmt.bytes(card.spare_bytes)} are left free for everybody else: too little room.`;
     fill(terms, both ? other.terms.map((line) => el("p.warning", {}, line)) : null,

@@ -88,12 +88,17 @@ function lookCloser(lines, going) {
   for (const line of lines) watcher.observe(line.node);
 }
 
+function licence(model) {
+  if (model.non_commercial) return badge(`${model.license}: not for commercial use`, "warn");
+  return model.license ? badge(model.license) : badge("no licence named", "warn");
+}
+
 function resultCard(model, { signal, onError }) {
   const closer = el("div", { "aria-live": "polite" });
   const node = el("li.panel.model-card", {},
     el("h3", {}, model.name),
-    el("div.badges", {}, model.here ? badge("on this machine", "good") : null, model.gated ? badge("asks for an agreement", "warn") : null,
-      model.non_commercial ? badge(`${model.license}: not for commercial use`, "warn") : model.license ? badge(model.license) : badge("no licence named", "warn")),
+    el("div.badges", {}, model.here ? badge("on this machine", "good") : null,
+      model.gated ? badge("asks for an agreement", "warn") : null, licence(model)),
     facts([["Downloads", model.downloads === null ? null : fmt.count(model.downloads)],
       ["Likes", model.likes === null ? null : fmt.count(model.likes)], ["Updated", model.updated]]),
     closer,

@@ -43,10 +43,11 @@ function taskRow(first, onError) {
     fill(head, el("h3.grow.wrap", {}, task.repos.length ? task.repos.join(" and ") : task.model), state);
     fill(state, badge(task.phase === "stopping" ? "stopping" : task.state, STATES[task.state]));
     const named = (label) => ({ onError, "aria-label": `${label} ${task.model}` });
+    const going = task.state === "pending" || task.state === "downloading";
     fill(buttons,
-      task.state === "pending" || task.state === "downloading" ? action("Cancel", act("cancel"), { ...named("Cancel"), disabled: task.phase === "stopping" }) : null,
+      going ? action("Cancel", act("cancel"), { ...named("Cancel"), disabled: task.phase === "stopping" }) : null,
       task.state === "failed" || task.state === "cancelled" ? action("Retry", act("retry"), named("Retry")) : null,
-      task.state === "pending" || task.state === "downloading" ? null : action("Remove from list", act("remove"), named("Remove from list:")));
+      going ? null : action("Remove from list", act("remove"), named("Remove from list:")));
     fill(more, task.error ? el("p.error", {}, task.error) : null, task.notes.map((note) => el("p.note", {}, note)),
       task.waiting ? el("p.warning", {}, task.waiting) : null,
       task.state === "cancelled" ? el("p.dim", {}, "What has come is kept; Retry goes on from there.") : null);
@@ -73,7 +74,8 @@ function taskRow(first, onError) {
 function words(task) {
   const parts = [];
   if (task.total_bytes) {
-    parts.push(task.state === "completed" ? fmt.bytes(task.total_bytes) : `${fmt.bytes(task.done_bytes)} of ${fmt.bytes(task.total_bytes)}`);
+    const total = fmt.bytes(task.total_bytes);
+    parts.push(task.state === "completed" ? total : `${fmt.bytes(task.done_bytes)} of ${total}`);
   }
   if (task.state === "downloading") {
     if (task.phase) parts.push({ fetching: "", checking: "comparing checksums" }[task.phase] ?? task.phase);
