@@ -44,6 +44,7 @@ def describe(served: Served) -> dict[str, Any]:
         "thinking_switch": switch,
         "thinking_default": None if switch is None else served.template_defaults.get(switch),
         "forced": sorted(served.forced_template),
+        "forced_sampling": sorted(served.forced_sampling),
         "context_length": served.engine.context_length,
         "defaults": {
             **{item: getattr(sampling, item) for item in DRAWN},

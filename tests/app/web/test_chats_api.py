@@ -175,6 +175,7 @@ def test_what_the_controls_know_of_a_model() -> None:
         told = server.http.get("/api/chat-model/a").json()
         assert told["thinks"] and told["thinking_switch"] == "enable_thinking" and told["has_template"]
         assert (told["target"], told["drafter"]) == ("tiny", "tiny-drafter")
+        assert told["forced"] == told["forced_sampling"] == []
         assert told["defaults"]["max_tokens"] == 64 and told["defaults"]["temperature"] == 0
         assert error(server.http.get("/api/chat-model/b"), 404)["code"] == "model_not_found"
 

@@ -260,7 +260,7 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
 
 def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:
     page.goto(f"{chats.url}/#/chat")
-    begin = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n> quoted\nlazily\n\n"
+    begin = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n> quoted\nlazily\n\nwords\n#no heading\n\n"
     source = f"{begin}{LONG[:600]}\n\n{HOSTILE}\nthe end"
     drawn = page.evaluate(
         """async (source) => {
@@ -269,7 +269,7 @@ def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> N
           whole.append(render(source));
           const live = new LiveMarkdown(root);
           const settled = [];
-          for (let end = 1; end < source.length + 3; end += 3) {
+          for (let end = 1; end <= source.length; end += 1) {
             live.source = source.slice(0, end);
             live.draw();
             settled.push(live.settled);

@@ -80,7 +80,10 @@ export class Controls {
     const known = about?.loaded ? about : null;
     for (const one of this.numbers) {
       const value = known?.defaults[one.name];
-      one.input.placeholder = value === null || value === undefined ? OWN : `${value}, ${OWN}`;
+      const fixed = known?.forced_sampling?.includes(one.name) ?? false;
+      const origin = fixed ? "fixed by the model's settings" : OWN;
+      one.input.placeholder = value === null || value === undefined ? origin : `${value}, ${origin}`;
+      one.input.disabled = fixed && one.input.value === "";
     }
     this.budget.input.placeholder = "no limit";
     this.stops.input.placeholder = known?.defaults.stop.length ? `${known.defaults.stop.join(" ")}, ${OWN}` : "";
