@@ -18,7 +18,7 @@ from ..errors import AppError
 from ..whole_file import write_whole
 
 MOST_RUNS = 50
-_ID = re.compile(r"\d{8}-\d{6}(-\d{1,3})?")
+_ID = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]{1,3})?")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import webbrowser
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -19,28 +18,9 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
     from ..engine import Configured
-    from ..web.served import Served
 
 HOST = "127.0.0.1"
 _BROWSER_AFTER_S = 0.3  # the socket listens already: a browser that is quicker only waits
-
-
-@dataclass(frozen=True)
-class LoadedSource:
-    """A pair that is in memory, for the server's pool."""
-
-    served: Served
-
-    @property
-    def name(self) -> str:
-        return self.served.name
-
-    @property
-    def weight_bytes(self) -> int | None:
-        return None
-
-    def load(self) -> Served:
-        return self.served
 
 
 def page_address(port: int, values: dict[str, Any]) -> str:
@@ -83,24 +63,12 @@ def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket) -
     from ..web.app import make_app
     from ..web.desk import Desk
     from ..web.pool import ModelPool
+    from ..web.served import LoadedSource, Served
     from ..web.server import run
     from ..web.service import Service
 
-    served = _served(configured, config)
+    served = Served.of(configured.named.model_id, configured, config=config)
     pool = ModelPool([LoadedSource(served)])
     pool.adopt(served)
     service = Service(pool, Desk())
     run(make_app(service, version=d2.__version__), claimed, service.stop)
-
-
-def _served(configured: Configured, config: d2.GenerationConfig) -> Served:
-    from ..web.served import Report, Served
-
-    report = configured.report
-    return Served(
-        configured.named.model_id,
-        configured.engine,
-        Report(report.effective_engine, report.dflash_requested, report.dflash_active, report.dflash_fallback_reason),
-        config,
-        template_defaults=config.chat_template_kwargs or {},
-    )

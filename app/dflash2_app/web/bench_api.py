@@ -71,6 +71,7 @@ class BenchApi:
 
     async def start(self, request: Request) -> Response:
         ask = read_bench(parse_json(await read_body(request, self._service.limits)))
+        await self._service.pool.follow()
         return json_response(self._runner.start(ask).to_dict(), 201)
 
     async def cancel(self, request: Request) -> Response:
@@ -124,6 +125,7 @@ class BenchApi:
         if width is None:
             raise ApiError("apply: nothing is written: no block size is recommended", status=CONFLICT)
         told = await _asked(lambda: _apply(run, width), status=CONFLICT)
+        await self._service.pool.refresh()
         return json_response({"model": run.model, "block_size": width, "told": told})
 
     async def _kept(self, request: Request) -> KeptRun:

@@ -23,7 +23,14 @@ log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the server is up
 OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key when it opens a page
 ANTHROPIC_PATHS = ("/v1/messages",)
-WATCHED_PATHS = ("/health", "/metrics", "/api/status", "/api/doctor", "/api/logs")  # asked every few seconds by pages
+WATCHED_PATHS = (
+    "/health",
+    "/metrics",
+    "/api/status",
+    "/api/doctor",
+    "/api/logs",
+    "/api/logs/events",
+)  # asked every few seconds by pages
 COUNTED_PATHS = frozenset(
     """/health /metrics /openapi.json /v1/models /v1/models/status /v1/models/refresh
 /v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens""".split()

@@ -45,13 +45,14 @@ class Refreshed:
     auto_unloaded: tuple[str, ...] = ()
     auto_reloaded: tuple[str, ...] = ()
 
-    def of(self, name: str) -> dict[str, bool]:
-        """oMLX's words for one model."""
-        return {
-            "requires_reload": name in self.requires_reload,
-            "auto_unloaded": name in self.auto_unloaded,
-            "auto_reloaded": name in self.auto_reloaded,
+    def of(self, *names: str) -> dict[str, bool]:
+        """oMLX's words for one model, or for one and its profiles."""
+        words = {
+            "requires_reload": self.requires_reload,
+            "auto_unloaded": self.auto_unloaded,
+            "auto_reloaded": self.auto_reloaded,
         }
+        return {word: not set(names).isdisjoint(found) for word, found in words.items()}
 
 
 class ModelPool:
@@ -143,17 +144,19 @@ class ModelPool:
 
     # What is in memory.
 
-    def adopt(self, served: Served) -> None:
-        """Take a model that was loaded elsewhere, before anybody asked for it."""
-        self._engines.adopt(self._sources[served.name], served)
-
     def peek(self, name: str) -> Served | None:
         """The model if it is in memory; nothing is loaded and its last use stays as it is.
 
         Raises:
             ApiError: no such model (404).
         """
-        return self._find(name).served
+        source = self.find(name)
+        held = self._engines.find(source.key)
+        return None if held is None or held.served is None else source.view(held.served)
+
+    def adopt(self, served: Served) -> None:
+        """Take a model that was loaded elsewhere, before anybody asked for it."""
+        self._engines.adopt(self._sources[served.name], served)
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
@@ -258,8 +261,9 @@ class ModelPool:
                 self._wishes.get(name, {}).pop("pinned", None)
             if before[name].card.ttl_s != after[name].card.ttl_s:
                 self._wishes.get(name, {}).pop("ttl_s", None)
+        was_held = {key for key, held in self._engines.items() if held.served is not None or held.users}
         outcome = self._retire_unwanted()
-        moved = [name for name in kept if before[name].key != after[name].key and before[name].key in outcome]
+        moved = [name for name in kept if before[name].key != after[name].key and before[name].key in was_held]
         again = [name for name in moved if self._pinned(after[name])]
         for name in again:
             task = asyncio.create_task(self._load_again(name))
@@ -270,7 +274,7 @@ class ModelPool:
             removed=tuple(name for name in before if name not in after),
             changed=tuple(changed),
             requires_reload=tuple(moved),
-            auto_unloaded=tuple(name for name in moved if outcome[before[name].key]),
+            auto_unloaded=tuple(name for name in moved if outcome.get(before[name].key)),
             auto_reloaded=tuple(again),
         )
 
@@ -315,8 +319,7 @@ class ModelPool:
         return source.card.ttl_s if self._ttl_s is None else self._ttl_s
 
     def _status(self, source: Source) -> dict[str, Any]:
-        card, held = source.card, self._engines.find(source.key)
-        served = None if held is None or held.served is None else source.view(held.served)
+        card, held, served = source.card, self._engines.find(source.key), self.peek(source.name)
         idle_s = None if held is None else self._engines.idle_s(held)
         report = {
             "effective_engine": None, "dflash_requested": card.dflash_requested, "dflash_active": None,

@@ -15,8 +15,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import AppError
 from ..side_by_side import MODES, SCREENFUL, WARM_UP_TOKENS, TokenTexts, difference, notes, subject, token_text
-from .api.ask import Draft, set_thinking, thinks
+from .api.ask import Ask, Draft, set_thinking, thinks
 from .api.errors import ApiError, from_library, refuse
 from .api.fields import Fields
 from .http import Frame
@@ -80,8 +81,8 @@ class RaceOrder:
             thinking=fields.boolean("thinking"),
         )
 
-    def settle(self, served: Served) -> tuple[Prompt, d2.GenerationConfig]:
-        """Prompt and settings for a loaded model.
+    def settle(self, served: Served) -> Ask:
+        """This order for a loaded model.
 
         Raises:
             ApiError: it has no drafter, or cannot do what is asked for.
@@ -101,8 +102,7 @@ class RaceOrder:
         prompt: Prompt = self.prompt
         if self.system is not None:
             prompt = [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
-        ask = draft.finish(prompt)
-        return ask.prompt, ask.config
+        return draft.finish(prompt)
 
     def _think(self, draft: Draft) -> None:
         if self.thinking is None:
@@ -141,10 +141,13 @@ class Race:
         import dflash2_mlx as d2
 
         self._served, self._order, self._others, self._version = served, order, others, version
+        # Without the prefix cache: see above.
+        self._pair = replace(served.pair, loaded=replace(served.pair.loaded, prefix_cache=None))
         try:
-            self._prompt, self._config = order.settle(served)
-            self._stream("dflash2").close()  # the library says what is wrong with a prompt
-        except d2.Dflash2Error as error:
+            ask = order.settle(served)
+            self._prompt, self._config, self._notes = ask.prompt, ask.config, [*ask.notes, *served.notes]
+            self._stream("dflash2").close()  # whoever decodes says what is wrong with a prompt
+        except (d2.Dflash2Error, AppError) as error:
             raise from_library(error) from None
 
     def events(self) -> Generator[Frame, None, None]:
@@ -178,10 +181,7 @@ class Race:
         }  # fmt: skip
 
     def _stream(self, mode: str, **changes: Any) -> Generator[d2.GenerationEvent, None, None]:
-        import dflash2_mlx as d2
-
-        config = replace(self._config, mode=mode, **changes)
-        return d2.stream_generate(self._served.engine, self._prompt, config)
+        return self._pair.stream_generate(self._prompt, replace(self._config, mode=mode, **changes))
 
     def _warm_up(self, mode: str) -> Iterator[Frame]:
         """Let a mode meet its shapes once, or the first lane would pay for the second."""
@@ -217,7 +217,7 @@ class Race:
         return {
             **verdict.to_dict(),
             "difference": difference(engine, verdict) or None,
-            "notes": notes(engine, config.sampling, results["dflash2"], verdict),
+            "notes": [*self._notes, *notes(engine, config.sampling, results["dflash2"], verdict)],
         }
 
 
@@ -253,8 +253,8 @@ def show_block(served: Served, order: RaceOrder, reply: list[int], width: int | 
     from dflash2_mlx import analysis
 
     try:
-        prompt, config = order.settle(served)
-        view = analysis.view_block(served.engine, prompt, config, reply, width=width)
+        ask = order.settle(served)
+        view = analysis.view_block(served.engine, ask.prompt, ask.config, reply, width=width)
     except d2.Dflash2Error as error:
         raise from_library(error) from None
     return _shown_block(served, view)

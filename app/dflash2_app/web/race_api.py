@@ -49,12 +49,14 @@ class RaceApi:
         """Models with what is known of their drafting, prompts to begin with, and what a race takes by itself."""
         names = ("id", "loaded", "block_size", "effective_engine", "dflash_requested", "dflash_active",
                  "dflash_fallback_reason", "problem")  # fmt: skip
+        await self._service.pool.follow()
         models = [
             {
                 **{name: state[name] for name in names},
-                "examples": [asdict(example) for example in examples(state["id"])],
+                "examples": [asdict(example) for example in examples(state["name"])],
             }
             for state in self._service.pool.status()
+            if not state["is_hidden"]
         ]
         defaults = {"max_tokens": SCREENFUL, "temperature": 0, "seed": 0}
         limits = {"max_tokens": MOST_TOKENS, "temperature": MOST_TEMPERATURE}
@@ -64,6 +66,7 @@ class RaceApi:
         fields = Fields(parse_json(body))
         order = RaceOrder.read(fields)
         fields.finish()
+        await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat, began = self._service.desk.take(), False
         try:
@@ -99,6 +102,7 @@ class RaceApi:
         order = RaceOrder.read(fields)
         reply, width = _tokens(fields), fields.integer("width", 2)
         fields.finish()
+        await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat = self._service.desk.take()
         try:

@@ -27,13 +27,14 @@ class Served:
     """A loaded model under one name, with the settings that hold for its requests.
 
     `grammars` belong to what is loaded: other settings over the same engine share them. `notes` are told with every
-    reply.
+    reply. `config` stands in place of the settings' own defaults, for a server that was given other ones.
     """
 
     name: str
     pair: Configured
     grammars: Grammars
     notes: tuple[str, ...] = ()
+    config: d2.GenerationConfig | None = None
 
     @classmethod
     def of(cls, name: str, pair: Configured, **more: Any) -> Self:
@@ -60,7 +61,12 @@ class Served:
     @functools.cached_property
     def defaults(self) -> d2.GenerationConfig:
         """What a request gets that names nothing itself."""
-        return self.pair.generation_config()
+        return self.pair.generation_config() if self.config is None else self.config
+
+    @property
+    def template_defaults(self) -> Mapping[str, Any]:
+        """Variables of the chat template, where a request names none."""
+        return self.defaults.chat_template_kwargs or {}
 
     @functools.cached_property
     def forced_sampling(self) -> frozenset[str]:
@@ -71,7 +77,7 @@ class Served:
     @functools.cached_property
     def forced_template(self) -> Mapping[str, Any]:
         """Variables of the chat template that a request may not change, with their values."""
-        standing = self.defaults.chat_template_kwargs or {}
+        standing = self.template_defaults
         names = self.pair.effective["forced_ct_kwargs"] or ()
         return {name: standing[name] for name in names if name in standing}
 
@@ -100,7 +106,10 @@ class Served:
         )
 
     def stream(
-        self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig, constraint: d2.LogitConstraint | None = None
+        self,
+        prompt: Prompt | d2.RenderedPrompt,
+        config: d2.GenerationConfig,
+        constraint: d2.LogitConstraint | None = None,
     ) -> Generator[d2.GenerationEvent, None, None]:
         """Reply to a prompt, as the settings say; nothing runs before the first event is asked for.
 
@@ -198,3 +207,29 @@ class Source(Protocol):
 
     def view(self, served: Served) -> Served:
         """This source's settings over what it, or another one of its key, has loaded."""
+
+
+@dataclass(frozen=True)
+class LoadedSource:
+    """A model that is in memory already, for a server of this one."""
+
+    served: Served
+    card: Card = field(default_factory=Card)
+    weight_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def key(self) -> Hashable:
+        return self.name
+
+    def check(self) -> None:
+        """It is loaded, so it fits."""
+
+    def load(self) -> Served:
+        return self.served
+
+    def view(self, served: Served) -> Served:
+        return served

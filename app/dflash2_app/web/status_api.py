@@ -86,7 +86,7 @@ class StatusApi:
         """What changes: models, queue, sums, memory."""
         from dflash2_mlx import analysis
 
-        desk = self._service.desk
+        desk, pool = self._service.desk, self._service.pool
         queue = {"running": desk.running, "waiting": desk.waiting, "most_running": desk.most_running,
                  "most_waiting": desk.most_waiting, "stuck_seconds": desk.stuck_for}  # fmt: skip
         memory = {**analysis.memory_use(), "limit_bytes": analysis.memory_limit(),
@@ -94,8 +94,8 @@ class StatusApi:
         return json_response({
             "version": self._version, "began": round(self._began), "address": _address(request),
             "uptime_seconds": round(time.monotonic() - self._since, 1), "key_required": self._key_required,
-            "queue": queue, "models": self._service.pool.status(), "totals": self._service.metrics.totals(),
-            "memory": memory,
+            "queue": queue, "models": pool.status(), "totals": self._service.metrics.totals(),
+            "memory": memory, "notes": pool.notes, "left_out": pool.left_out,
         })  # fmt: skip
 
     async def doctor(self, _: Request) -> Response:
@@ -110,6 +110,7 @@ class StatusApi:
         fields = Fields(parse_json(await read_body(request, self._service.limits)))
         model, rows = fields.required_text("model"), fields.integer("rows", 2, MOST_ROWS) or MOST_ROWS
         fields.finish()
+        await self._service.pool.follow()
         self._service.pool.check(model)
         if self._examination is not None and not self._examination.ended:
             raise ApiError("doctor: it is measuring, expected it to have ended", status=CONFLICT, code="doctor_running")

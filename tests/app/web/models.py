@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,11 +20,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
-from dflash2_app.engine import Configured, Report
+from dflash2_app.engine import Configured, Report, prepare
 from dflash2_app.loading import Loaded
 from dflash2_app.settings.names import Named
+from dflash2_app.settings.paths import Base
 from dflash2_app.settings.plan import Abilities, make_plan
 from dflash2_app.settings.resolve import MODEL, resolve
+from dflash2_app.web.offers import SERVER_DEFAULTS, ConfiguredSource
 from dflash2_app.web.served import Card, Prompt, Served
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.load import Engine
@@ -206,6 +209,13 @@ class ReadySource:
 
 def source_of(served: Served, **options: Any) -> ReadySource:
     return ReadySource(served.name, lambda: served, **options)
+
+
+def mini_source(**settings: Any) -> ConfiguredSource:
+    """The embedded pair under settings by key, whatever this machine has configured."""
+    nowhere = Base(Path("/nonexistent"), "default")
+    setup = prepare("mini", command_line=settings, environment={}, base=nowhere, defaults=SERVER_DEFAULTS)
+    return ConfiguredSource("mini", Card(model_id="mini"), setup)
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import csv
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ PATIENCE_S = 300
 
 @pytest.fixture
 def benching(home: Path) -> Iterator[Running]:
-    named = tiny_served()
-    mini = replace(named, name="mini", engine=replace(named.engine, target_name="mini", drafter_name="mini"))
-    with serving(source_of(named), source_of(mini), source_of(tiny_served("plain", drafts=False)), running=1) as up:
+    with serving(source_of(tiny_served()), source_of(tiny_served("plain", drafts=False)), running=1) as up:
         yield up
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from dflash2_app.errors import AppError, UsageError
 from dflash2_app.settings.files import SettingsError
 from dflash2_app.web.naming import Names, shown_name
 from dflash2_app.web.offers import Catalogue, Wanted
-from dflash2_app.web.served import Card
+from dflash2_app.web.served import Card, LoadedSource
 
 from .machine import ON, Machine, machine
-from .models import ReadySource, tiny_served
+from .models import ReadySource, mini_source, tiny_served
 
 __all__ = ["machine"]
 
@@ -205,6 +206,16 @@ def test_idle_limits_come_from_the_model_else_from_omlx(machine: Machine) -> Non
     cards = {source.name: source.card for source in machine.catalogue().offered.sources}
     assert (cards["A"].ttl_s, cards["B"].ttl_s) == (60, 900)
     assert (cards["A"].is_pinned, cards["A"].is_hidden, cards["A"].display_name) == (True, True, "The A")
+
+
+def test_a_source_that_is_loaded_already() -> None:
+    served = tiny_served("there")
+    source = LoadedSource(served)
+    source.check()
+    assert source.name == "there" and source.view(source.load()) is served
+    changed = replace(served, config=replace(served.defaults, max_tokens=3))
+    assert changed.defaults.max_tokens == 3 and served.defaults.max_tokens == 64
+    assert mini_source(max_tokens=5).setup.effective["max_tokens"] == 5
 
 
 def offer(name: str, **card: Any) -> ReadySource:

@@ -43,6 +43,7 @@ def test_what_is_not_of_the_engine_holds_from_the_next_request_on(machine: Machi
         pool = ModelPool(catalogue=machine.catalogue())
         async with pool.using("A") as first:
             assert (first.defaults.max_tokens, first.defaults.block_size) == (8, None)
+            assert pool.peek("a").engine is first.engine and pool.peek("mini") is None
             machine.configure(A={**pair, "max_tokens": 9, "dflash_block_size": 3, "dflash_max_ctx": 5})
             async with pool.using("A") as second:
                 assert (second.defaults.max_tokens, second.defaults.block_size, second.pair.plan.max_ctx) == (9, 3, 5)
@@ -148,6 +149,20 @@ def test_profiles_share_an_engine_or_have_their_own(machine: Machine, pair: dict
             assert not bare.report.dflash_active and not pool.state("A")["loaded"]
         assert machine.loaded == [("A", True), ("A", False)]
         assert machine.base.joinpath("model_settings.json").read_text().count("false") == 0, "nothing is written"
+
+    run(work)
+
+
+def test_an_engine_stays_for_the_profile_that_still_wants_it(machine: Machine, pair: dict[str, Any]) -> None:
+    async def work() -> None:
+        machine.profile("A", "seven", {"dflash_draft_window_size": 7})
+        machine.configure(A={**pair, "dflash_draft_window_size": 7})
+        pool = ModelPool(catalogue=machine.catalogue())
+        await pool.load("A")
+        machine.configure(A={**pair, "dflash_draft_window_size": 6})
+        changes = await pool.refresh()
+        assert (changes.requires_reload, changes.auto_unloaded) == (("A",), ())
+        assert pool.state("A:seven")["loaded"] and not pool.state("A")["loaded"]
 
     run(work)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import dflash2_mlx as d2
+from dflash2_app.web import status_api
 from dflash2_app.web.log_buffer import LogBuffer
 
 from .conftest import HELLO, Running, serving
@@ -51,7 +54,7 @@ def test_status_tells_models_sums_queue_and_memory() -> None:
         assert f'dflash2_generated_tokens_total{{model="scripted"}} {generated:g}' in metrics
 
 
-def test_doctor_looks_without_loading_and_measures_on_demand(server: Running) -> None:
+def test_doctor_looks_without_loading(server: Running) -> None:
     found = server.http.get("/api/doctor").json()
     assert found["pair"] is None and found["examination"] is None and found["machine"]["system"]
     assert [kernel["name"] for kernel in found["kernels"]][-1] == "select_walk"
@@ -60,15 +63,38 @@ def test_doctor_looks_without_loading_and_measures_on_demand(server: Running) ->
         answer = server.http.post("/api/doctor", json=body)
         assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(told)
     assert server.http.post("/api/doctor", json={"model": "nobody"}).status_code == 404
-    assert server.http.post("/api/doctor", json={"model": "tiny", "rows": 2}).status_code == 202
-    again = server.http.post("/api/doctor", json={"model": "tiny", "rows": 2})
+
+
+def ended(server: Running) -> dict[str, Any]:
+    """The examination, when it has ended."""
     end = time.monotonic() + 300
     while (asked := server.http.get("/api/doctor").json()["examination"])["state"] not in ("done", "failed"):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    assert again.status_code == 409, "one at a time"
-    assert asked["state"] == "done", asked
-    assert set(asked["found"]["pair"]["verify_ms"]) == {"1", "2"} and asked["found"]["pair"]["gains"]
+        assert time.monotonic() < end, asked
+        time.sleep(0.1)
+    return asked
+
+
+def test_passes_are_timed_on_demand_one_at_a_time(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def examined(found: dict[str, Any], engine: d2.Engine, rows: int, tell: Callable[[str], None]) -> None:
+        tell("timing passes")
+        assert go_on.wait(300)
+        if engine.drafter is None:
+            raise d2.PairError("drafter: got none, expected one")
+        found["pair"] = {"model": engine.target_name, "rows": rows}
+
+    monkeypatch.setattr(status_api, "examine", examined)
+    assert server.http.post("/api/doctor", json={"model": "tiny", "rows": 2}).status_code == 202
+    assert server.http.post("/api/doctor", json={"model": "tiny"}).status_code == 409
+    while (asked := server.http.get("/api/doctor").json()["examination"])["stage"] != "timing passes":
+        assert asked["state"] in ("waiting", "running") and asked["found"] is None
+    assert server.http.get("/api/status").json()["queue"]["running"] == 1, "it has a place in line"
+    go_on.set()
+    assert ended(server)["found"]["pair"] == {"model": "tiny", "rows": 2}
+    assert server.http.post("/api/doctor", json={"model": "plain"}).status_code == 202
+    failed = ended(server)
+    assert (failed["state"], failed["problem"]) == ("failed", "drafter: got none, expected one")
     server.settle()
 
 
@@ -95,8 +121,12 @@ def test_the_log_is_told_by_level_and_followed() -> None:
         log.info("second")
         found = server.http.get("/api/logs", params={"level": "warning"}).json()
         assert [line["text"] for line in found["lines"]] == ["first line ␛[2J"]
-        assert server.http.get("/api/logs", params={"after": found["last"]}).json()["lines"] == [
-            line for line in server.http.get("/api/logs").json()["lines"] if line["number"] > found["last"]
+        everything = server.http.get("/api/logs", params={"level": "info"}).json()["lines"]
+        assert [line["text"] for line in everything][-1] == "second"
+        number = everything[-1]["number"]
+        assert server.http.get("/api/logs", params={"after": number, "level": "info"}).json()["lines"] == []
+        assert server.http.get("/api/logs", params={"after": number - 1, "level": "info"}).json()["lines"] == [
+            everything[-1]
         ]
         for query, told in (("after=x", "after: got 'x'"), ("level=loud", "level: got 'loud'"), ("x=1", "x: got '1'")):
             answer = server.http.get(f"/api/logs?{query}")

@@ -26,8 +26,7 @@ and [own](#/models) and <javascript:window.hurt=2> and [good](https://example.co
 ```
 """
 
-LONG = (
-    """# A heading
+_PART = """# A heading
 
 Some words with *emphasis*, **weight** and `code`, in a line that is long enough to be wrapped on a narrow screen.
 
@@ -40,5 +39,4 @@ def add(left: int, right: int) -> int:
 ```
 
 """
-    * 8
-)
+LONG = 8 * _PART

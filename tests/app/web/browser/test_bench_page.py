@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-import dflash2_mlx as d2
-from dflash2_app.web.served import CommandLineSource
-
 from ..conftest import Running, serving
-from ..models import source_of, tiny_served
+from ..models import mini_source, source_of, tiny_served
 from .conftest import shot
 from .kept import arm, keep, record
 
@@ -23,7 +20,7 @@ PHONE = {"width": 380, "height": 740}
 
 @pytest.fixture(scope="module")
 def benching() -> Iterator[Running]:
-    mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=48))
+    mini = mini_source(max_tokens=48, temperature=0)
     with serving(mini, source_of(tiny_served()), source_of(tiny_served("plain", drafts=False))) as server:
         yield server
 
@@ -57,7 +54,7 @@ def test_a_measurement_to_its_table_and_advice(page: Page, benching: Running, ho
     (kept,) = (home / "settings" / "bench").glob("*.json")
     assert saved == json.loads(kept.read_text())["record"] and saved["kind"] == "pair"
     shot(page, "bench-result")
-    page.get_by_role("region", name="Kept measurements").get_by_role("link").click()
+    page.get_by_role("region", name="Kept measurements", exact=True).get_by_role("link").click()
     expect(page.get_by_role("heading", name="Advice:")).to_be_visible()
     benching.settle()
 

@@ -12,13 +12,11 @@ import httpx2
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-import dflash2_mlx as d2
 from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.store import ChatStore
-from dflash2_app.web.served import CommandLineSource
 
 from ..conftest import Running, serving
-from ..models import defaults, scripted, source_of, tiny_served
+from ..models import defaults, mini_source, scripted, source_of, tiny_served
 from .conftest import shot
 from .hostile import HOSTILE, LONG
 
@@ -30,10 +28,10 @@ NARROW = {"width": 380, "height": 740}
 @pytest.fixture(scope="module")
 def chats() -> Iterator[Running]:
     """The embedded pair, and models that write what they are told."""
-    mini = CommandLineSource("mini", "mini", None, d2.GenerationConfig(max_tokens=12))
+    mini = mini_source(max_tokens=12, temperature=0)
     length = defaults(max_tokens=8000)
-    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.5), defaults=length)
-    hostile = replace(scripted(HOSTILE, "hostile"), defaults=length)
+    slow = replace(scripted(LONG, "slow", per_round=8, round_s=0.5), config=length)
+    hostile = replace(scripted(HOSTILE, "hostile"), config=length)
     plain = source_of(tiny_served("plain", drafts=False))
     with serving(mini, source_of(slow), source_of(hostile), source_of(scripted("Fine.", MARKUP)), plain) as server:
         httpx2.post(f"{server.url}/v1/models/mini/load", timeout=600).raise_for_status()
@@ -243,9 +241,7 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     expect(replies(page)).to_have_count(1)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "no sideways scrolling"
     assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.querySelector('.scroller'))")
-    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), (
-        "the conversation scrolls, not the page"
-    )
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight"), "the page stands still"
     shot(page, "chat-phone-dark")
     page.get_by_role("button", name="Chats", exact=True).click()
     expect(page.get_by_label("Search chats")).to_be_focused()
@@ -264,8 +260,8 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
 
 def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:
     page.goto(f"{chats.url}/#/chat")
-    source = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n"
-    source += f"{LONG[:600]}> quoted\nlazily\n\n{HOSTILE}\nthe end"
+    begin = "A setext heading\n===\n\n1. one\n\n   more of it\n2. two\n\n> quoted\nlazily\n\n"
+    source = f"{begin}{LONG[:600]}\n\n{HOSTILE}\nthe end"
     drawn = page.evaluate(
         """async (source) => {
           const { LiveMarkdown, render } = await import("/static/js/chat/markdown.js");

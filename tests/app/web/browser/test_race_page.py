@@ -109,6 +109,7 @@ def test_a_race_goes_out_as_files_and_comes_back(page: Page, racing: Running, tm
     assert (record["schema"], record["version"]) == ("dflash2-race", 1)
     assert record["run"]["request"]["prompt"] == PROMPT
     # What another machine measured: slower, and parted at a near-tie.
+    record["run"]["id"] = "ab12"
     record["verdict"] |= {
         "identical": False, "speedup": 0.8, "difference": "from token 3 on: plain 'a', DFlash 2 'b', logit gap 0.001",
         "first_difference": {"index": 3, "plain_token": 97, "dflash2_token": 98, "logit_gap": 0.001},
@@ -119,6 +120,16 @@ def test_a_race_goes_out_as_files_and_comes_back(page: Page, racing: Running, tm
     expect(outcome.get_by_text("0.80×")).to_be_visible()
     expect(outcome.get_by_text("DFlash 2 was slower:")).to_be_visible()
     expect(outcome.get_by_text("That is a near-tie")).to_be_visible()
+    outcome.get_by_role("button", name="Keep in this browser").click()
+    boxes = page.get_by_role("checkbox", name=f"Compare: {PROMPT}")
+    expect(boxes).to_have_count(2)
+    for box in boxes.all():
+        box.check()
+    page.get_by_role("button", name="Compare two").click()
+    two = page.get_by_role("dialog", name="Two races")
+    expect(two.get_by_role("row", name=re.compile("^Speed-up"))).to_contain_text("0.80×")
+    expect(two.get_by_role("img", name=re.compile("tokens over time"))).to_be_visible()
+    two.get_by_role("button", name="Close").click()
     file.write_text(json.dumps({**record, "version": 99}), encoding="utf-8")
     page.locator("#race-file").set_input_files(file)
     expect(page.get_by_text("slow.json cannot be opened. version: got 99, expected 1.")).to_be_visible()

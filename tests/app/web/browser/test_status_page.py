@@ -32,12 +32,12 @@ def test_models_sums_log_and_examples(page: Page, watched: Running) -> None:
         body = {"model": model, "messages": HELLO, "max_tokens": 4}
         assert watched.http.post("/v1/chat/completions", json=body).status_code == 200
     page.goto(f"{watched.url}/#/status")
-    models = page.get_by_role("region", name="Models", exact=True).first
+    models = page.get_by_role("region", name="Models", exact=True)
     expect(models.get_by_role("row", name="scripted")).to_contain_text("active")
     status = watched.http.get("/v1/models/status").json()["models"][1]
     expect(models.get_by_role("row", name="plain")).to_contain_text(status["dflash_fallback_reason"])
     expect(page.get_by_role("region", name="Sums by model").get_by_role("row", name="scripted")).to_be_visible()
-    expect(page.get_by_role("region", name="Kernels").first).to_contain_text("select_walk")
+    expect(page.get_by_role("region", name="Kernels", exact=True)).to_contain_text("select_walk")
     lines = page.get_by_role("log")
     expect(lines).to_contain_text("POST /v1/chat/completions 200")
     log.warning("\x1b[31mred <img src=x> \u009b2J")

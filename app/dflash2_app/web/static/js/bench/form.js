@@ -20,12 +20,6 @@ export function benchForm(about, onStart) {
   const button = el("button.primary", { type: "submit" }, "Start");
   const own = () => controls.set.input.value === "own";
   const show = () => { controls.prompts.node.hidden = !own(); };
-  const suggest = () => {
-    const model = about.models.find((one) => one.id === controls.model.input.value);
-    controls.widths.input.placeholder = usualWidths(model, about.defaults.widths).join(",");
-  };
-  controls.model.input.addEventListener("change", suggest);
-  suggest();
   controls.set.input.addEventListener("change", show);
   show();
   const form = el("form.panel.stack.benchform", { "aria-label": "New measurement", novalidate: true, onsubmit: async (event) => {
@@ -69,7 +63,7 @@ function makeControls(about, kept) {
     el("input", { value: kept[name] ?? "", placeholder, autocomplete: "off", inputmode: "text" }), { hint });
   const whole = (name, label, hint, placeholder = "") => field(label,
     el("input", { value: kept[name] ?? "", placeholder: String(placeholder), autocomplete: "off", inputmode: "numeric" }), { hint });
-  const names = about.models.map((model) => [model.id, modelLabel(model)]);
+  const names = about.models.filter((model) => !model.is_hidden).map((model) => [model.id, modelLabel(model)]);
   const chosen = about.models.some((model) => model.id === kept.model) ? kept.model : names[0]?.[0];
   const sets = [...about.sets.map((name) => [name, name === "mini" ? "mini: 60 questions, embedded" : `${name}: from the Hub`]),
     ["own", "own prompts, pasted below"]].sort((a, b) => (a[0] === "mini" ? -1 : b[0] === "mini" ? 1 : 0));
@@ -82,7 +76,7 @@ function makeControls(about, kept) {
     samples: whole("samples", "Samples", "Prompts drawn from the set", defaults.samples),
     repeats: whole("repeats", "Repeats", "Times every request is made", defaults.repeats),
     max_tokens: whole("max_tokens", "Max tokens", `Of a reply; ${defaults.preset_max_tokens} with a preset`, defaults.max_tokens),
-    widths: text("widths", "Widths", "Rows per verify, such as 1,4,8; 1 is plain decoding"),
+    widths: text("widths", "Widths", "Rows per verify; 1 is plain decoding. Empty: these, up to the drafter's block size", defaults.widths.join(",")),
     temperatures: text("temperatures", "Temperatures", "0 takes the likeliest token", "0"),
     depths: text("depths", "Depths", "Tokens of context before a prompt", "0"),
     preset: field("Preset", select(presets, kept.preset ?? ""), { hint: "Sampling, thinking and length as published; what is filled in above or below counts more." }),
@@ -95,13 +89,6 @@ function makeControls(about, kept) {
   };
   for (const [name, label, hint] of SAMPLING) controls[name] = text(name, label, hint);
   return controls;
-}
-
-/** The widths that are measured when none are named, as far as the drafter is known. */
-function usualWidths(model, widths) {
-  if (!model?.loaded) return widths;
-  const own = model.block_size;
-  return own ? [...new Set([...widths.filter((width) => width < own), own])] : [1];
 }
 
 function modelLabel(model) {

@@ -39,7 +39,7 @@ export function keptRuns({ signal }) {
 
 function table(runs, chosen, choose, refresh) {
   const heads = ["", "when", "model", "prompts", "advice", "speed-up", ""];
-  return el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Kept measurements" }, el("table", {},
+  return el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of kept measurements" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((name, at) => el("th", { scope: "col", class: at === 5 ? "number" : "" },
       name || el("span.unseen", {}, at ? "Actions" : "Compare"))))),
     el("tbody", {}, runs.map((run) => row(run, chosen, choose, refresh)))));

@@ -53,7 +53,7 @@ export class ModelPicker {
       if (document.hidden) return;
       this.known = await models.status(this.signal);
       this.draw();
-      await this.look();
+      this.look();
     } catch (error) {
       if (error.name !== "AbortError") fill(this.badge, el("span.badge.bad", {}, error.message));
     } finally {
@@ -62,7 +62,7 @@ export class ModelPicker {
     }
   }
 
-  /** Ask what the model's own settings are, when that may have changed. */
+  /** Ask what the model's own settings are, when that may have changed; nobody need wait for it. */
   async look() {
     const key = `${this.name}:${this.state?.loaded}`;
     if (!this.state || key === this.looked) return;

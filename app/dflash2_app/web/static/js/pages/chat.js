@@ -60,10 +60,12 @@ class ChatPage {
   async begin(id) {
     this.drawer(false);
     this.show(this.fresh());
+    this.opening = id !== null;
     this.sidebar.refresh();
     await this.picker.refresh();
     if (id) await this.open(id);
-    else this.start();
+    else if (!this.session.chat.model) this.show(this.session); // now there is a model to begin with
+    this.opening = false;
     if (!this.narrow.matches) this.composer.focus();
   }
 
@@ -193,6 +195,10 @@ class ChatPage {
 
   send(text) {
     const { session } = this;
+    if (this.opening) {
+      toast("The chat is being opened.");
+      return false;
+    }
     const faulty = this.controls.faulty;
     if (faulty) {
       this.panel(true);

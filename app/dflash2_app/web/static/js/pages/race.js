@@ -74,7 +74,11 @@ class RacePage {
   buildControls() {
     this.play = el("button", { type: "button", onclick: () => (this.replay.playing ? this.replay.pause() : this.replay.play()) }, "▶ Replay");
     this.scrub = el("input.grow", { type: "range", min: 0, max: 1, step: "any", value: 0, "aria-label": "Time of the replay",
-      oninput: () => { this.replay.pause(); this.replay.seek(Number(this.scrub.value)); } });
+      oninput: () => {
+        const wanted = Number(this.scrub.value); // pausing tells the time, which moves the slider back
+        this.replay.pause();
+        this.replay.seek(wanted);
+      } });
     this.clock = el("span.number.clock", {});
     const speed = select(SPEEDS.map((one) => [String(one), `${one}×`]), "1", { "aria-label": "Speed of the replay",
       onchange: () => { this.replay.speed = Number(speed.value); } });

@@ -59,7 +59,7 @@ export class RaceForm {
   }
 
   firstModel() {
-    const drafting = this.choices.models.find((model) => model.dflash_active !== false);
+    const drafting = this.choices.models.find((model) => model.dflash_active ?? model.dflash_requested);
     return (drafting ?? this.choices.models[0])?.id;
   }
 
@@ -75,6 +75,7 @@ export class RaceForm {
     if (!model) note = el("p.warning", {}, "This server offers no model.");
     else if (model.problem) note = el("p.warning", {}, `${model.id} cannot be loaded: ${model.problem}`);
     else if (model.dflash_active === false) note = el("p.warning", {}, `DFlash is not active for ${model.id}: ${model.dflash_fallback_reason}`);
+    else if (!model.loaded && model.dflash_requested === false) note = el("p.warning", {}, `DFlash is off for ${model.id}: choose a draft model on the Models page.`);
     else if (!model.loaded) note = el("p.dim", {}, `${model.id} will be loaded first.`);
     fill(this.modelNote, note);
   }

@@ -1,5 +1,5 @@
 // Races kept in this browser, newest first, at most LIMIT of them.
-import { nameOf } from "./record.js";
+import { SCHEMA, VERSION, nameOf } from "./record.js";
 
 export const LIMIT = 30;
 const NAME = "dflash2-races", TABLE = "races";
@@ -30,7 +30,8 @@ async function run(mode, work) {
 /** All kept entries: {id, created, name, record}. */
 export async function list() {
   const entries = await run("readonly", (table) => table.getAll());
-  return entries.sort((a, b) => (a.kept < b.kept ? 1 : -1));
+  // What another version of this page kept in another form stays unseen.
+  return entries.filter(({ record }) => record?.schema === SCHEMA && record.version === VERSION).sort((a, b) => (a.kept < b.kept ? 1 : -1));
 }
 
 /** Keep a race; the oldest beyond LIMIT goes. Resolves to how many went. */

@@ -57,7 +57,7 @@ function machineFacts(found) {
 function kernelTable(found) {
   return [
     el("h2", {}, "Kernels"),
-    el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Kernels" }, el("table", {},
+    el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of kernels" }, el("table", {},
       el("thead", {}, el("tr", {}, ["kernel", "wanted", "runs as", "tested here", "why"].map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, found.kernels.map((kernel) => el("tr", {},
         el("th.mono", { scope: "row" }, kernel.name), el("td", {}, kernel.wanted),

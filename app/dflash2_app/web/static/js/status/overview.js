@@ -4,7 +4,7 @@ import { el, fmt } from "../dom.js";
 /** Tiles, models and sums of GET /api/status. */
 export function overview(status) {
   return [
-    el("div.columns", {}, server(status), memory(status.memory)), models(status.models), totals(status.totals),
+    el("div.columns", {}, server(status), memory(status.memory)), models(status), totals(status.totals),
   ];
 }
 
@@ -26,13 +26,16 @@ function server(status) {
       el("dt", {}, "API key"), el("dd", {}, status.key_required ? "asked of every client" : "not set: only this machine is served")));
 }
 
-function models(list) {
+function models({ models: list, notes: told, left_out: leftOut }) {
   const heads = ["model", "state", "engine", "DFlash", "block size", "context", "weights", "in use"];
-  const table = el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Models" }, el("table", {},
+  const table = el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of models" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, list.map(modelRow))));
   return el("section.panel", { "aria-label": "Models" },
-    el("h2", {}, "Models"), list.length ? table : el("p.empty", {}, "This server offers no model."));
+    el("h2", {}, "Models"),
+    told.map((text) => el("p.warning.wrap", {}, text)),
+    list.length ? table : el("p.empty", {}, "This server offers no model."),
+    Object.entries(leftOut).map(([name, why]) => el("p.dim.wrap", {}, `Not offered: ${name} (${why})`)));
 }
 
 function modelRow(model) {
@@ -40,7 +43,7 @@ function modelRow(model) {
   const idle = model.idle_seconds === null || model.idle_seconds === undefined ? null : `idle for ${duration(model.idle_seconds)}`;
   const limit = model.ttl_seconds ? `unloaded after ${duration(model.ttl_seconds)}` : null;
   return el("tr", {},
-    el("th.wrap", { scope: "row" }, model.id, model.pinned ? [" ", el("span.badge", {}, "pinned")] : null),
+    el("th.wrap", { scope: "row" }, model.id, badges(model), notes(model)),
     el("td", {}, el("span.badge", { class: state[0] }, state[1]), model.problem ? el("div.bad-text.wrap", {}, model.problem) : null),
     el("td.mono", {}, model.effective_engine ?? "–"),
     el("td.wrap", {}, drafting(model)),
@@ -50,9 +53,18 @@ function modelRow(model) {
     el("td", {}, model.active_requests ? `${model.active_requests} request${model.active_requests === 1 ? "" : "s"}` : [idle, limit].filter(Boolean).join(", ") || "–"));
 }
 
+function badges(model) {
+  const names = [["is_default", "default"], ["pinned", "pinned"], ["is_hidden", "hidden"], ["requires_reload", "loads anew at its next request"]];
+  return names.filter(([key]) => model[key]).map(([, name]) => [" ", el("span.badge", {}, name)]);
+}
+
+function notes(model) {
+  return model.notes?.length ? el("ul.reason", {}, model.notes.map((text) => el("li.wrap", {}, text))) : null;
+}
+
 /** In the API's words: dflash_requested, dflash_active, dflash_fallback_reason. */
 function drafting(model) {
-  if (model.dflash_active === null) return "–";
+  if (model.dflash_active === null) return model.dflash_requested ? "requested" : "–";
   if (model.dflash_active) return el("span.badge.good", {}, "active");
   return [
     el("span.badge", { class: model.dflash_requested ? "warn" : "" }, model.dflash_requested ? "requested, not active" : "not active"),
