@@ -235,7 +235,7 @@ def test_a_second_process_does_not_disturb_the_first(run: Run, big: Hub) -> None
 
 
 def wait_for(path: Path, size: int) -> None:
-    for _ in range(600):
+    for _ in range(4000):
         if path.is_file() and path.stat().st_size >= size:
             return
         time.sleep(0.05)

@@ -191,7 +191,8 @@ def test_removal_asks_refuses_what_is_in_use_and_frees(http: httpx2.Client, up: 
     assert refused.status_code == 409 and f"is the drafter of {TARGET}, which is loaded" in message(refused)
     asked_for = {"model": TARGET, "messages": HELLO, "stream": True, "max_tokens": 10_000}
     with http.stream("POST", "/v1/chat/completions", json=asked_for) as reply:
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # held: an iterator that is dropped closes the connection
+        next(lines)
         until(lambda: up.service.desk.running)
         refused = http.post("/api/models/remove", json={"name": TARGET})
         assert refused.status_code == 409 and "is used by 1 request(s)" in message(refused)
