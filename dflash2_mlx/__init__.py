@@ -27,13 +27,15 @@ from .errors import (
     UnsupportedModelError,
 )
 from .generate import collect, generate, new_session, stream_generate
-from .load import Engine, check_pair, check_pairing, load, load_drafter, load_precision
+from .load import Engine, load, load_drafter, load_precision
 from .loop import Session
 from .memory import MemoryEstimate, Precision, memory_estimate
+from .pairing import check_pair, check_pairing
 from .prefix_cache import PrefixCache
 from .results import GenerationEvent, GenerationResult, RoundInfo
 from .session import DFlash2Session, PlainSession
 from .stats import GenerationStats, TokenLogprob
+from .text import RenderedPrompt, prompt_end, render_prompt
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,7 @@ __all__ = [
     "Precision",
     "PrefixCache",
     "PromptError",
+    "RenderedPrompt",
     "RoundInfo",
     "SamplingConfig",
     "Session",
@@ -83,5 +86,7 @@ __all__ = [
     "load_precision",
     "memory_estimate",
     "new_session",
+    "prompt_end",
+    "render_prompt",
     "stream_generate",
 ]

@@ -1,7 +1,7 @@
 """From a path or Hub id to an Engine, refusing wrong pairs before weights are read.
 
-Owns: finding checkpoints, pairing checks, dtype choices per back-end, and the Engine record. The drafter's
-config and tensor headers and the target's config decide; only then are weights read.
+Owns: the order of things (the drafter's config and tensor headers and the target's config decide; only then are weights
+read), dtype choices per back-end, and the Engine record.
 
 Reference: DFlash 2 specification 2.4 (loader checks).
 """
@@ -10,39 +10,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from .config import DFLASH1, DFLASH2, DrafterConfig
+from .checkpoint import find_config, find_files, read_config
+from .config import DrafterConfig
 from .costs import CostTable
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
-from .errors import CheckpointError, ConfigError, PairError, SettingError
+from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
 from .layout import on_cpu, store_for_device
 from .memory import Precision
+from .pairing import check_target_config, checked_drafter
 from .runtime import owner
 from .targets.base import Target
-from .targets.config import check_target
 from .targets.registry import describe_quantization, make_target, text_config
-from .weights import check_draft_bits, check_drafter_files, load_drafter_weights, read_headers
+from .weights import load_drafter_weights, read_headers
 
 MINI = "mini"
 _MINI_FOLDER = Path(__file__).parent / "data" / "mini"
 _DTYPES = ("auto", "bfloat16", "float32")
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
-_CARD = ["README.md", "LICENSE*", "NOTICE*"]
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
-_DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
 
 
 @dataclass(frozen=True)
@@ -107,38 +103,23 @@ def load(
     mini = str(target) == MINI
     if drafter is None and not mini:
         _refuse(draft_bits=draft_bits, draft_window=draft_window, draft_sink=draft_sink or None)
-    drafter_name: str | None
-    if str(drafter) == MINI or (mini and drafter is None):
-        drafter, drafter_name = _MINI_FOLDER / "drafter", MINI
-    else:
-        drafter_name = None if drafter is None else str(drafter)
     source = _MINI_FOLDER / "target" if mini else target
+    draft_source, drafter_name = _drafter_source(drafter, mini)
 
     config = read_config(find_config(source))
     check_target_config(config)
-    draft_files = None
-    if drafter is not None:
-        draft_folder, draft_config = _checked_drafter(drafter, config, draft_bits, draft_group_size)
-        draft_files = draft_folder, narrow_view(draft_config, draft_window, draft_sink)
+    draft = None
+    if draft_source is not None:
+        draft_folder, draft_config = checked_drafter(draft_source, config, draft_bits, draft_group_size)
+        draft_config = narrow_view(draft_config, draft_window, draft_sink)
+        draft = _DrafterFiles(draft_folder, draft_config, draft_bits, draft_group_size, drafter_dtype)
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
 
-    def read_weights() -> tuple[Target, DraftModel | None]:
-        target_model = make_target(_load_target(folder, target_dtype), config)
-        if draft_files is None:
-            return target_model, None
-        drafter_model = load_drafter_weights(
-            *draft_files,
-            dtype=_drafter_dtype(drafter_dtype, quantized=_quantized(draft_files[1], draft_bits)),
-            draft_bits=draft_bits,
-            group_size=draft_group_size,
-        )
-        drafter_model.warm_up(target_model)
-        return target_model, drafter_model
-
     # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
-    target_model, draft_model = owner().call(read_weights)
+    target_model, draft_model = owner().call(lambda: _read_weights(folder, config, target_dtype, draft))
+    how = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
     return Engine(
         target=target_model,
         drafter=draft_model,
@@ -148,19 +129,47 @@ def load(
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
         target_config=config,
-        fingerprint=fingerprint(
-            [folder, *([] if draft_files is None else [draft_files[0]])],
-            (
-                target_dtype,
-                drafter_dtype,
-                draft_bits,
-                draft_group_size,
-                draft_window,
-                draft_sink,
-                str(mx.default_device()),
-            ),
-        ),
+        fingerprint=fingerprint([folder, *([draft.folder] if draft else [])], (*how, str(mx.default_device()))),
     )
+
+
+@dataclass(frozen=True)
+class _DrafterFiles:
+    """A drafter that was checked and is to be read, and how."""
+
+    folder: Path
+    config: DrafterConfig
+    bits: int | None = None
+    group_size: int = 64
+    dtype: str = "auto"
+
+    def read(self, lender: Target | None = None) -> DraftModel:
+        """The model; with a lender it is ready to draft for it. To be called in the owner's thread."""
+        quantized = self.bits is not None or bool(self.config.quantization)
+        model = load_drafter_weights(
+            self.folder,
+            self.config,
+            dtype=_drafter_dtype(self.dtype, quantized=quantized),
+            draft_bits=self.bits,
+            group_size=self.group_size,
+        )
+        if lender is not None:
+            model.warm_up(lender)
+        return model
+
+
+def _drafter_source(drafter: str | Path | None, mini: bool) -> tuple[str | Path | None, str | None]:
+    """Where a drafter lies and what it is called; the embedded pair brings its own."""
+    if str(drafter) == MINI or (mini and drafter is None):
+        return _MINI_FOLDER / "drafter", MINI
+    return drafter, None if drafter is None else str(drafter)
+
+
+def _read_weights(
+    folder: Path, config: Mapping[str, Any], target_dtype: str, draft: _DrafterFiles | None
+) -> tuple[Target, DraftModel | None]:
+    target = make_target(_load_target(folder, target_dtype), config)
+    return target, None if draft is None else draft.read(target)
 
 
 def with_drafter(
@@ -172,20 +181,9 @@ def with_drafter(
         CheckpointError, ConfigError, PairError: one line each.
     """
     source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
-    folder, config = _checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
-
-    def read_weights() -> DraftModel:
-        model = load_drafter_weights(
-            folder,
-            config,
-            dtype=_drafter_dtype("auto", quantized=_quantized(config, draft_bits)),
-            draft_bits=draft_bits,
-            group_size=draft_group_size,
-        )
-        model.warm_up(engine.target)
-        return model
-
-    return replace(engine, drafter=owner().call(read_weights), drafter_name=str(drafter))
+    folder, config = checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
+    files = _DrafterFiles(folder, config, draft_bits, draft_group_size)
+    return replace(engine, drafter=owner().call(lambda: files.read(engine.target)), drafter_name=str(drafter))
 
 
 def _refuse(**settings: object) -> None:
@@ -193,20 +191,6 @@ def _refuse(**settings: object) -> None:
     for name, value in settings.items():
         if value is not None:
             raise SettingError(f"{name}: got {value!r}, expected none: no drafter is given")
-
-
-def _checked_drafter(
-    drafter: str | Path, target_config: Mapping[str, Any], draft_bits: int | None, group_size: int
-) -> tuple[Path, DrafterConfig]:
-    """Folder and config of a drafter that suits the target; no weights are read."""
-    config = DrafterConfig.from_dict(
-        read_config(find_config(drafter, "drafter")), num_target_layers=_layers_of(target_config)
-    )
-    check_pair(config, target_config)
-    check_draft_bits(config, draft_bits, group_size)
-    folder = find_files(drafter, "drafter")
-    check_drafter_files(folder, config)
-    return folder, config
 
 
 def load_drafter(
@@ -220,118 +204,7 @@ def load_drafter(
     _check_dtype("dtype", dtype)
     folder = find_files(path, "drafter")
     config = DrafterConfig.from_dict(read_config(folder))
-    kind = _drafter_dtype(dtype, quantized=_quantized(config, draft_bits))
-    return owner().call(
-        lambda: load_drafter_weights(folder, config, dtype=kind, draft_bits=draft_bits, group_size=draft_group_size)
-    )
-
-
-def find_config(source: str | Path, what: str = "model") -> Path:
-    """Folder that holds `config.json`; of a Hub repository only that file is fetched. `what` names it in errors."""
-    return _find(source, what, lambda: Path(hf_hub_download(str(source), "config.json")).parent)
-
-
-def find_files(source: str | Path, what: str = "model") -> Path:
-    """Folder that holds the whole checkpoint; a Hub repository is downloaded (or found in the cache)."""
-    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
-
-
-def find_card(source: str | Path, what: str = "model") -> Path:
-    """Folder that holds the card and licence files of a checkpoint, as far as there are any."""
-    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_CARD)))
-
-
-def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
-    folder, text = Path(source).expanduser(), str(source)
-    if text and folder.is_dir():
-        return folder
-    looks_like_id = not isinstance(source, Path) and text.count("/") == 1 and not text.startswith((".", "~", "/"))
-    if not looks_like_id:
-        raise CheckpointError(f"{what}: got {text!r}, expected an existing folder or a Hub id like owner/name")
-    try:
-        return download()
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{what}: got {text!r}, expected a folder or a reachable Hub repository ({reason})"
-        ) from None
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Parse `config.json` of a checkpoint folder."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: got no config.json, expected a checkpoint folder") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: got {type(config).__name__}, expected a JSON object")
-    return config
-
-
-def check_target_config(config: Mapping[str, Any]) -> None:
-    """Refuse what cannot be a target, before its weights are looked at."""
-    architectures = config.get("architectures") or []
-    for name in architectures:
-        if name in _DRAFTER_ARCHITECTURES:
-            raise PairError(f"target: got a drafter ({name}), expected a language model; pass it as drafter")
-    check_target(config)
-
-
-def _layers_of(config: Mapping[str, Any]) -> int:
-    layers = text_config(config).get("num_hidden_layers")
-    if not isinstance(layers, int):
-        raise ConfigError(f"target num_hidden_layers: got {layers!r}, expected an integer")
-    return layers
-
-
-def check_pairing(target: str | Path, drafter: str | Path) -> DrafterConfig:
-    """Check by their `config.json` that a drafter belongs to a target; no weights are read or fetched.
-
-    Args:
-        target, drafter: folders or Hub ids.
-    Returns:
-        The drafter's config.
-    Raises:
-        CheckpointError, ConfigError, PairError, UnsupportedModelError: as `load` would, one line each.
-    """
-    target_config = read_config(find_config(target))
-    check_target_config(target_config)
-    raw = read_config(find_config(drafter, "drafter"))
-    config = DrafterConfig.from_dict(raw, num_target_layers=_layers_of(target_config))
-    check_pair(config, target_config)
-    return config
-
-
-def check_pair(drafter: DrafterConfig, target_config: Mapping[str, Any]) -> None:
-    """Refuse a drafter that was made for another target.
-
-    Raises:
-        PairError: naming the field, the drafter's value and the target's.
-    """
-    target = text_config(target_config)
-    layers = _layers_of(target_config)
-    if drafter.hidden_size != target.get("hidden_size"):
-        raise PairError(
-            f"hidden_size: got {drafter.hidden_size} in the drafter, expected the target's {target.get('hidden_size')}"
-        )
-    if drafter.num_target_layers is not None and drafter.num_target_layers != layers:
-        raise PairError(
-            f"num_target_layers: got {drafter.num_target_layers} in the drafter, expected the target's {layers}"
-        )
-    if max(drafter.target_layer_ids) >= layers:
-        raise PairError(
-            f"target_layer_ids: got {max(drafter.target_layer_ids)}, expected less than the target's {layers} layers"
-        )
-    vocab = target.get("vocab_size")
-    if not isinstance(vocab, int) or drafter.vocab_size > vocab:
-        raise PairError(f"vocab_size: got {drafter.vocab_size} in the drafter, expected at most the target's {vocab}")
-    if drafter.mask_token_id >= vocab:
-        raise PairError(
-            f"mask_token_id: got {drafter.mask_token_id}, expected less than the target's {vocab} embedding rows"
-        )
+    return owner().call(_DrafterFiles(folder, config, draft_bits, draft_group_size, dtype).read)
 
 
 def _load_target(folder: Path, target_dtype: str) -> Any:
@@ -379,10 +252,6 @@ def _cast_model(model: Any, dtype: mx.Dtype) -> None:
 def _check_dtype(name: str, wanted: str) -> None:
     if wanted not in _DTYPES:
         raise ConfigError(f"{name}: got {wanted!r}, expected auto, bfloat16 or float32")
-
-
-def _quantized(config: DrafterConfig, draft_bits: int | None) -> bool:
-    return draft_bits is not None or bool(config.quantization)
 
 
 def _drafter_dtype(wanted: str, *, quantized: bool) -> mx.Dtype:

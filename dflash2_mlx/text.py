@@ -53,13 +53,15 @@ def render_prompt(
     template_kwargs: Mapping[str, Any] | None = None,
     find_boundaries: bool = False,
 ) -> RenderedPrompt:
-    """Turn text, chat messages or token ids into token ids.
+    """Turn text, chat messages or token ids into token ids, once for all that need them.
 
     Args:
+        tokenizer: an engine's.
         prompt: a string (one user message when there is a chat template), messages with `role` and `content`, or ids.
         chat_template: False feeds a string as it is.
         template_kwargs: passed to the chat template (`enable_thinking`, ...).
         find_boundaries: also find `boundaries`, where a chat template is used; renders the messages again for each.
+            `stream_generate` with a prefix cache wants them.
     Raises:
         PromptError: empty, malformed, or messages without a chat template to render them.
     """
@@ -99,7 +101,12 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def prompt_end(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text at a prompt's end, without trailing blanks: enough of it to find a mark that opens or ends thinking."""
+    """The text at a prompt's end, without trailing blanks: enough of it to find a mark that opens or ends thinking.
+
+    Args:
+        tokenizer: an engine's.
+        ids: of the prompt.
+    """
     return str(tokenizer.decode(list(ids[-_MARK_TOKENS:]), skip_special_tokens=False)).rstrip()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx import convert_drafter, load_drafter
+from dflash2_mlx import checkpoint, convert_drafter, load_drafter
 from dflash2_mlx.convert import stated_licences
 from dflash2_mlx.runtime import owner
 from tests.checkpoints import WIDE, fitting, nothing_is_read, parameters, refused, write
@@ -251,9 +250,8 @@ def test_of_a_hub_drafter_the_card_is_fetched_too_and_before_the_weights(tmp_pat
         asked.append(allow_patterns)
         return str(folder)
 
-    loading = sys.modules["dflash2_mlx.load"]  # the package's attribute of that name is the function
-    monkeypatch.setattr(loading, "snapshot_download", snapshot)
-    monkeypatch.setattr(loading, "hf_hub_download", lambda name, file: str(folder / file))
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot)
+    monkeypatch.setattr(checkpoint, "hf_hub_download", lambda name, file: str(folder / file))
     done = convert_drafter("owner/drafter", tmp_path / "copy")
     assert done.licence == "apache-2.0" and 'base_model: "owner/drafter"' in (done.folder / "README.md").read_text()
     assert "README.md" in asked[0] and "*.safetensors" not in asked[0] and "*.safetensors" in asked[1]

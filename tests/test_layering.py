@@ -60,6 +60,8 @@ LIBRARY = [
     "shapes",
     "memory",
     "describe",
+    "checkpoint",
+    "pairing",
     "load",
     "convert",
     "stats",
@@ -91,6 +93,7 @@ LIBRARY = [
 APPLICATION = [
     "errors",
     "output",
+    "whole_file",
     "plots",
     "charts",
     "thinking",
@@ -99,7 +102,13 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "loading",
     "engine",
+    "samples",
+    "machine",
+    "manage.*",
+    "manage",
+    "side_by_side",
     "bench.*",
     "bench",
     "chat.*",
@@ -113,7 +122,8 @@ APPLICATION = [
     "",
 ]
 # Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
-OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "chat.*", "web.*", "commands.*"}
+OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "manage.*", "chat.*", "web.*",
+               "commands.*"}  # fmt: skip
 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}

@@ -18,7 +18,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
-from dflash2_mlx.load import check_pair
+from dflash2_mlx.pairing import check_pair
 from dflash2_mlx.targets.registry import FAMILIES
 from tests.checkpoints import nothing_is_read
 from tests.messages import mentions

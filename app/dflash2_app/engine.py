@@ -1,7 +1,7 @@
 """From settings to a loaded engine: what was configured, what this command says, and what came of it.
 
-Owns: the reading of settings for one model, loading by the plan, the fallback to plain decoding with its reason,
-and the routing of one prompt. Knows no command. Reasons use oMLX's field names (`effective_engine`,
+Owns: the reading of settings for one model, the report of what runs, with the reason where it decodes plainly, and
+the routing of one prompt. Knows no command; `loading.py` loads. Reasons use oMLX's field names (`effective_engine`,
 `dflash_requested`, `dflash_active`, `dflash_fallback_reason`).
 """
 
@@ -14,18 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import AppError
 from .fit import check_memory
+from .loading import Loaded, LoadKey, load_engine, load_key
 from .settings.files import SettingsError
 from .settings.names import MINI, Named, find_model, source_of
 from .settings.paths import Base, find_base
-from .settings.plan import (
-    Abilities,
-    Plan,
-    drafter_dtype,
-    make_plan,
-    plain_reason,
-    usable_block_size,
-    usable_view,
-)
+from .settings.plan import Abilities, Plan, make_plan, plain_reason, usable_block_size
 from .settings.resolve import COMMAND_LINE, ENVIRONMENT, REQUEST, Effective, environment_values, model_layers, resolve
 from .settings.store import Settings, Store
 
@@ -34,7 +27,7 @@ if TYPE_CHECKING:
 
 # What the library of this build can do beyond fixed widths; see `settings.plan`.
 ABILITIES = Abilities(adaptive_widths=True, draft_window=True, prefix_cache=True)
-PLAIN, DFLASH2 = "plain", "dflash2"
+AUTO, PLAIN, DFLASH2 = "auto", "plain", "dflash2"
 # The embedded pair brings its drafter along, and no oMLX record whose silence would mean adaptive.
 MINI_DEFAULTS = {"dflash_enabled": True, "dflash_draft_model": MINI, "dflash_verify_mode": "dflash"}
 # oMLX's switches for things that nothing here has: told, so that nobody waits for their effect.
@@ -89,44 +82,57 @@ class Setup:
             Dflash2Error: of the library.
             AppError: it cannot fit into memory.
         """
-        tight = check_memory(self.plan, plain=plain)
+        room = check_memory(self.plan, plain=plain)
         tell(f"loading {self.target}")
-        engine, reason, notes = _load(self.plan, plain=plain)
-        notes += tight
+        return self.over(load_engine(self.plan, room, plain=plain, several=several), plain=plain)
+
+    @property
+    def load_key(self) -> LoadKey:
+        """Two setups of one key can share what is loaded."""
+        return load_key(self.plan)
+
+    def over(self, loaded: Loaded, *, plain: bool = False) -> Configured:
+        """These settings over what a setup of the same `load_key` has loaded."""
+        engine = loaded.engine
         width, cut = usable_block_size(self.plan, engine.block_size)
-        notes += [cut] if cut else []
         # The embedded pair brings its drafter along, also where it is not wanted.
         drafts = self.drafts and engine.drafter is not None and not plain
+        reason = loaded.reason if self.drafts else self.plan.fallback_reason
         report = Report(
             effective_engine=DFLASH2 if drafts else PLAIN,
             dflash_requested=self.plan.requested,
             dflash_active=drafts,
-            dflash_fallback_reason=None if drafts else reason,
-            notes=(*self.notes, *notes),
+            dflash_fallback_reason=None if drafts or plain else reason,
+            notes=(*self.notes, *loaded.notes, *([cut] if cut else [])),
         )
-        return Configured(
-            engine, self.named, self.effective, self.plan, report, width if drafts else None,
-            _prefix_cache(self.plan, several=several),
-        )  # fmt: skip
+        return Configured(loaded, self.named, self.effective, self.plan, report, width if drafts else None)
 
 
 @dataclass(frozen=True)
 class Configured:
     """A loaded engine with its settings. `block_size` is the one to decode with, None for the checkpoint's."""
 
-    engine: d2.Engine
+    loaded: Loaded
     named: Named
     effective: Effective
     plan: Plan
     report: Report
     block_size: int | None = None
-    prefix_cache: Any = None
+
+    @property
+    def engine(self) -> d2.Engine:
+        return self.loaded.engine
+
+    @property
+    def prefix_cache(self) -> Any:
+        """The library's `PrefixCache`, or None."""
+        return self.loaded.prefix_cache
 
     @property
     def mode(self) -> str:
         """The mode of a `GenerationConfig`: "auto" also where there is no drafter, so that the library says why."""
         if self.report.dflash_active or self.engine.drafter is None:
-            return "auto"
+            return AUTO
         return PLAIN
 
     def generation_config(
@@ -160,9 +166,14 @@ class Configured:
         )
 
     def stream_generate(
-        self, prompt: Any, config: d2.GenerationConfig, *, session: d2.Session | None = None
+        self,
+        prompt: Any,
+        config: d2.GenerationConfig,
+        *,
+        session: d2.Session | None = None,
+        constraint: d2.LogitConstraint | None = None,
     ) -> Generator[d2.GenerationEvent, None, None]:
-        """Reply, drafting or not by this prompt's length.
+        """Reply, drafting or not by this prompt's length; a `config.mode` of "dflash2" insists on drafting.
 
         A prompt that Max Context sends to plain decoding leaves `session` alone: the next one may be drafted.
 
@@ -171,13 +182,13 @@ class Configured:
         """
         import dflash2_mlx as d2
 
-        config, reason = self._routed(prompt, config)
+        config, reason, notices = self._routed(prompt, config)
         if reason is not None and session is not None and isinstance(session, d2.DFlash2Session):
             session = None
         reason = reason or (self.report.dflash_fallback_reason if config.mode != DFLASH2 else None)
-        given = {"session": session, "prefix_cache": self.prefix_cache}
+        given = {"session": session, "constraint": constraint, "prefix_cache": self.prefix_cache}
         options = {name: value for name, value in given.items() if value is not None}
-        return _with_reason(d2.stream_generate(self.engine, prompt, config, **options), reason)
+        return _told(d2.stream_generate(self.engine, prompt, config, **options), reason, notices)
 
     def generate(
         self, prompt: Any, config: d2.GenerationConfig, *, session: d2.Session | None = None
@@ -187,21 +198,25 @@ class Configured:
 
         return d2.collect(self.engine, self.stream_generate(prompt, config, session=session))
 
-    def _routed(self, prompt: Any, config: d2.GenerationConfig) -> tuple[d2.GenerationConfig, str | None]:
+    def _routed(self, prompt: Any, config: d2.GenerationConfig) -> tuple[d2.GenerationConfig, str | None, list[str]]:
+        """The config for this prompt, why it is decoded plainly, and what was cut."""
         import dflash2_mlx as d2
 
-        plan = self.plan
+        plan, notices = self.plan, []
         if plan.max_ctx is None and plan.max_context_window is None:
-            return config, None
+            return config, None, []
         tokens = d2.count_prompt_tokens(self.engine, prompt, config)
         if plan.max_context_window is not None:
-            if tokens >= plan.max_context_window:
+            room = plan.max_context_window - tokens
+            if room <= 0:
                 raise AppError(
                     f"prompt: got {tokens} tokens, expected fewer than Max context window ({plan.max_context_window})"
                 )
-            config = replace(config, max_tokens=min(config.max_tokens, plan.max_context_window - tokens))
-        reason = plain_reason(plan, tokens) if self.report.dflash_active and config.mode != PLAIN else None
-        return (config if reason is None else replace(config, mode=PLAIN)), reason
+            if config.max_tokens > room:
+                notices.append(f"max_tokens: {config.max_tokens} was cut to {room}, what Max context window leaves")
+                config = replace(config, max_tokens=room)
+        reason = plain_reason(plan, tokens) if self.report.dflash_active and config.mode == AUTO else None
+        return (config if reason is None else replace(config, mode=PLAIN)), reason, notices
 
 
 def prepare(
@@ -228,8 +243,29 @@ def prepare(
     settings = Store(base or find_base()).load()
     chosen_by = "name" if name is not None else "nothing" if settings.default_model is None else "default model"
     named = find_model(settings, name or settings.default_model or MINI)
-    target = source_of(settings, named)
     levels: dict[str, Mapping[str, Any]] = {REQUEST: request or {}, COMMAND_LINE: command_line or {}}
+    return prepare_named(
+        settings, named, levels=levels, environment=environment, defaults=defaults, chosen_by=chosen_by
+    )
+
+
+def prepare_named(
+    settings: Settings,
+    named: Named,
+    *,
+    levels: Mapping[str, Mapping[str, Any]],
+    environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    chosen_by: str = "name",
+) -> Setup:
+    """`prepare` for a model that was found already.
+
+    Args:
+        levels: settings by key, of the request's and the command line's level.
+    Raises:
+        as `prepare`.
+    """
+    target = source_of(settings, named)
     effective, plan, notes = _settle(
         settings, named, target, levels, os.environ if environment is None else environment, defaults
     )
@@ -290,68 +326,6 @@ def _record_notes(settings: Settings, named: Named) -> list[str]:
     return notes
 
 
-def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:
-    """Engine, the reason for which it does not draft although it was to, and notes."""
-    import dflash2_mlx as d2
-
-    if plain:
-        return _load_target(plan), None, []
-    if plan.drafter is None:
-        return _load_target(plan), plan.fallback_reason, []
-    try:
-        return _load_pair(plan)
-    except d2.Dflash2Error as error:
-        if plan.strict or plan.target == MINI:
-            raise
-        engine = _load_target(plan)  # if the target is at fault, this says so
-        return engine, f"the drafter cannot be used: {' '.join(str(error).split())}", []
-
-
-def _prefix_cache(plan: Plan, *, several: bool) -> Any:
-    """The prefix cache that the settings describe, or None; `plan.prefix` is None where the library has none."""
-    limits = plan.prefix
-    if limits is None or not (several or limits.disk_folder):
-        return None
-    import dflash2_mlx as d2
-
-    return d2.PrefixCache(limits.max_entries, limits.max_bytes, limits.disk_folder, limits.disk_max_bytes)
-
-
-def _load_target(plan: Plan) -> d2.Engine:
-    import dflash2_mlx as d2
-
-    return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype)
-
-
-def _load_pair(plan: Plan) -> tuple[d2.Engine, str | None, list[str]]:
-    import dflash2_mlx as d2
-    from dflash2_mlx import analysis
-
-    assert plan.drafter is not None
-    embedded = MINI in (plan.target, plan.drafter)
-    # What was typed for this very command goes to the library as it is: it refuses by name what cannot be.
-    config = None if plan.strict or embedded else d2.check_pairing(plan.target, plan.drafter)
-    bits, window, sink, notes = plan.draft_bits, plan.draft_window, plan.draft_sink, []
-    if config is not None:
-        if bits is not None and config.quantization:
-            bits = None
-            notes.append("Quantization: has no effect: the drafter's files are quantized already")
-        window, sink, cuts = usable_view(plan, config.block_size, config.sliding_window)
-        notes += cuts
-    dtype, note = drafter_dtype(plan.activation_bits, analysis.backend()) if plan.activation_bits else ("auto", None)
-    notes += [note] if note else []
-    rare = {"drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0)}
-    engine = d2.load(
-        plan.target,
-        None if plan.drafter == MINI == plan.target else plan.drafter,
-        draft_bits=bits,
-        draft_group_size=plan.draft_group_size,
-        target_dtype=plan.target_dtype,
-        **{name: value for name, (value, default) in rare.items() if value != default},
-    )
-    return engine, None, notes
-
-
 def template_variables(
     effective: Effective, given: Mapping[str, Any], has_template: bool, *, forced: bool = True
 ) -> dict[str, Any] | None:
@@ -369,14 +343,15 @@ def template_variables(
     return {**configured, **given, **kept} or None
 
 
-def _with_reason(
-    events: Generator[d2.GenerationEvent, None, None], reason: str | None
+def _told(
+    events: Generator[d2.GenerationEvent, None, None], reason: str | None, notices: list[str]
 ) -> Generator[d2.GenerationEvent, None, None]:
-    """Pass events on, with our reason for plain decoding in place of the library's."""
+    """Pass events on, with our reason for plain decoding in place of the library's, and our notices."""
     try:
         for event in events:
             if reason is not None and event.stats.mode == PLAIN:
                 event.stats.fallback_reason = reason
+            event.stats.notices[:0] = notices
             yield event
     finally:
         events.close()

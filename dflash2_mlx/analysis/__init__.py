@@ -4,9 +4,10 @@ from ..kernels._dispatch import KernelState
 from ..load import with_drafter
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
+from .block_view import BlockRow, BlockView, view_block
 from .cost_shares import CostShare, CostShares, measure_shares
 from .kernels import KernelTime, kernel_states, time_kernels
-from .machine import backend, describe_machine, measure_bandwidth, memory_limit, package_versions
+from .machine import backend, describe_machine, measure_bandwidth, memory_limit, memory_use, package_versions
 from .method import Acceptance, Analysis, analyze
 from .pair import PairReport, examine_pair
 from .recall import Recall, measure_recall
@@ -17,6 +18,8 @@ __all__ = [
     "Acceptance",
     "Analysis",
     "BlockAttention",
+    "BlockRow",
+    "BlockView",
     "CostShare",
     "CostShares",
     "KernelState",
@@ -38,7 +41,9 @@ __all__ = [
     "measure_recall",
     "measure_shares",
     "memory_limit",
+    "memory_use",
     "package_versions",
     "time_kernels",
+    "view_block",
     "with_drafter",
 ]

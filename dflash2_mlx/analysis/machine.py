@@ -45,6 +45,15 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def memory_use() -> dict[str, int]:
+    """Bytes MLX holds in this process: in use, the most at once (a reply begins to count anew), and kept for reuse."""
+    return {
+        "active_bytes": mx.get_active_memory(),
+        "peak_bytes": mx.get_peak_memory(),
+        "cache_bytes": mx.get_cache_memory(),
+    }
+
+
 def memory_limit() -> int | None:
     """Bytes a model may take here: what macOS lets the GPU keep resident, elsewhere the machine's memory."""
     device: dict[str, Any] = dict(mx.device_info())

@@ -14,7 +14,17 @@ from .metrics import (
     variation,
 )
 from .observed import PHASES, time_phases
-from .prompts import BenchPrompt, as_messages, deepen, draw, filler, mini_prompts, prompt_from, read_prompts
+from .prompts import (
+    BenchPrompt,
+    as_messages,
+    deepen,
+    draw,
+    filler,
+    mini_prompts,
+    parse_prompts,
+    prompt_from,
+    read_prompts,
+)
 from .report import UNSTEADY, Advice, ArmReport, SettingReport, Texts, advise, summarize
 from .runner import PLAIN, Comparison, Event, PhaseTimes, Plan, Run, Setting, Stage, check_plan, measure
 
@@ -49,6 +59,7 @@ __all__ = [
     "mean_over_requests",
     "measure",
     "mini_prompts",
+    "parse_prompts",
     "prompt_from",
     "read_prompts",
     "recommended_sampling",

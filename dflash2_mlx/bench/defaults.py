@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..checkpoint import find_files
 from ..config import SamplingConfig
 from ..errors import CheckpointError, ConfigError
-from ..load import MINI, find_files
+from ..load import MINI
 from .prompts import MINI_FOLDER
 
 _FILE = "generation_config.json"

@@ -82,12 +82,21 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
         raise PromptError(f"prompts: got {str(path)!r}, expected a readable file ({reason})") from None
     except UnicodeDecodeError as error:
         raise PromptError(f"{path}: got a byte that is not UTF-8 at {error.start}, expected UTF-8 text") from None
+    return parse_prompts(text, str(path))
+
+
+def parse_prompts(text: str, where: str) -> list[BenchPrompt]:
+    """The prompts of a text, in the forms of `read_prompts`; `where` begins the error message.
+
+    Raises:
+        PromptError: naming the line.
+    """
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise PromptError(f"{path}: got no prompts, expected at least one line")
+        raise PromptError(f"{where}: got no prompts, expected at least one line")
     if not lines[0][1].lstrip().startswith("{"):
         return [BenchPrompt(line.rstrip("\r")) for _, line in lines]
-    return [_parse(line, f"{path}:{number}") for number, line in lines]
+    return [_parse(line, f"{where}:{number}") for number, line in lines]
 
 
 def _parse(line: str, where: str) -> BenchPrompt:

@@ -7,7 +7,7 @@ numbers amount to is `report`'s business. A reader may stop at any event and use
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from ..compare import compare_runs
 from ..config import GenerationConfig, SamplingConfig
 from ..errors import ConfigError, PromptError, SettingError
-from ..generate import GenerationEvent, GenerationResult, collect, generate, stream_generate
+from ..generate import GenerationEvent, GenerationResult, collect, stream_generate
 from ..load import Engine
 from ..text import Prompt, render_prompt
 from .metrics import Cycle, Spread, spread
@@ -180,9 +180,18 @@ def check_plan(engine: Engine, prompts: Sequence[BenchPrompt], plan: Plan) -> No
             )
 
 
-def measure(engine: Engine, prompts: Sequence[BenchPrompt], plan: Plan) -> Generator[Event, None, None]:
+def _go_on() -> None:
+    """The check of a measurement that nobody wants to stop."""
+
+
+def measure(
+    engine: Engine, prompts: Sequence[BenchPrompt], plan: Plan, check: Callable[[], None] = _go_on
+) -> Generator[Event, None, None]:
     """Run everything the plan asks for, one event per thing done.
 
+    Args:
+        check: called after every round of the timed and the warming runs; what it raises ends the measurement there,
+            so that a reader need not wait for the end of a long reply.
     Raises:
         SettingError, PromptError: before anything runs, see `check_plan`.
     """
@@ -193,21 +202,24 @@ def measure(engine: Engine, prompts: Sequence[BenchPrompt], plan: Plan) -> Gener
             for place, prompt in enumerate(prompts)
         ]
         yield Stage(setting, "warming up")
-        _warm_up(engine, deep[0], setting, plan)
+        _warm_up(engine, deep[0], setting, plan, check)
         yield Stage(setting, "measuring")
         for repeat in range(plan.repeats):
             for place, prompt in enumerate(deep):
-                yield from _turns(engine, prompt, place, setting, plan, repeat)
+                yield from _turns(engine, prompt, place, setting, plan, repeat, check)
         if plan.phases:
             yield Stage(setting, "timing the phases of a round")
-            yield from _phases(engine, deep[:PHASE_PROMPTS], setting, plan)
+            yield from _phases(engine, deep[:PHASE_PROMPTS], setting, plan, check)
 
 
-def _phases(engine: Engine, prompts: Sequence[BenchPrompt], setting: Setting, plan: Plan) -> Iterator[PhaseTimes]:
+def _phases(
+    engine: Engine, prompts: Sequence[BenchPrompt], setting: Setting, plan: Plan, check: Callable[[], None]
+) -> Iterator[PhaseTimes]:
     """The instrumented runs, in turn as well; all rounds of an arm are summed up together."""
     found: dict[int, dict[str, list[float]]] = {width: {} for width in plan.widths}
     for prompt in prompts:
         for width in plan.widths:
+            check()
             config = replace(plan.config(setting, width, 0), max_tokens=min(PHASE_TOKENS, plan.max_tokens))
             for name, values in time_phases(engine, prompt.first, config).items():
                 found[width].setdefault(name, []).extend(values)
@@ -215,11 +227,11 @@ def _phases(engine: Engine, prompts: Sequence[BenchPrompt], setting: Setting, pl
         yield PhaseTimes(setting, width, {name: spread(values) for name, values in phases.items() if values})
 
 
-def _warm_up(engine: Engine, prompt: BenchPrompt, setting: Setting, plan: Plan) -> None:
+def _warm_up(engine: Engine, prompt: BenchPrompt, setting: Setting, plan: Plan, check: Callable[[], None]) -> None:
     """Let every arm meet its shapes once, or the first timed run would pay for their compilation."""
     for width in plan.widths:
         config = plan.config(setting, width, 0)
-        generate(engine, prompt.first, replace(config, max_tokens=min(WARM_UP_TOKENS, config.max_tokens)))
+        _timed(engine, prompt.first, replace(config, max_tokens=min(WARM_UP_TOKENS, config.max_tokens)), check)
 
 
 @dataclass(frozen=True)
@@ -232,14 +244,20 @@ class _Answer:
 
 
 def _turns(
-    engine: Engine, prompt: BenchPrompt, place: int, setting: Setting, plan: Plan, repeat: int
+    engine: Engine,
+    prompt: BenchPrompt,
+    place: int,
+    setting: Setting,
+    plan: Plan,
+    repeat: int,
+    check: Callable[[], None],
 ) -> Iterator[Run | Comparison]:
     """One prompt with every arm; which arm begins changes with the repeat and the prompt."""
     shift = (repeat + place) % len(plan.widths)
     answers: dict[int, list[_Answer]] = {}
     for width in plan.widths[shift:] + plan.widths[:shift]:
         answers[width] = []
-        for answer in _converse(engine, prompt, place, setting, plan, (width, repeat)):
+        for answer in _converse(engine, prompt, place, setting, plan, (width, repeat), check):
             answers[width].append(answer)
             yield answer.run
     config = plan.config(setting, PLAIN, place)
@@ -249,13 +267,19 @@ def _turns(
 
 
 def _converse(
-    engine: Engine, prompt: BenchPrompt, place: int, setting: Setting, plan: Plan, arm: tuple[int, int]
+    engine: Engine,
+    prompt: BenchPrompt,
+    place: int,
+    setting: Setting,
+    plan: Plan,
+    arm: tuple[int, int],
+    check: Callable[[], None],
 ) -> Iterator[_Answer]:
     """All turns of one prompt in one arm; each arm goes on from its own replies."""
     width, repeat = arm
     config, asked = plan.config(setting, width, place), prompt.first
     for turn in range(prompt.requests):
-        result, cycles = _timed(engine, asked, config)
+        result, cycles = _timed(engine, asked, config, check)
         stats = result.stats
         yield _Answer(
             asked,
@@ -269,7 +293,9 @@ def _converse(
             asked = prompt.answered(asked, result.text, turn)
 
 
-def _timed(engine: Engine, prompt: Prompt, config: GenerationConfig) -> tuple[GenerationResult, tuple[Cycle, ...]]:
+def _timed(
+    engine: Engine, prompt: Prompt, config: GenerationConfig, check: Callable[[], None]
+) -> tuple[GenerationResult, tuple[Cycle, ...]]:
     cycles: list[Cycle] = []
 
     def watched(events: Iterator[GenerationEvent]) -> Iterator[GenerationEvent]:
@@ -277,6 +303,7 @@ def _timed(engine: Engine, prompt: Prompt, config: GenerationConfig) -> tuple[Ge
             if event.round is not None:
                 done = event.round
                 cycles.append(Cycle(done.num_accepted, done.width - 1, done.committed))
+            check()
             yield event
 
     with closing(stream_generate(engine, prompt, config)) as events:

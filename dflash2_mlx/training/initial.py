@@ -14,10 +14,12 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..checkpoint import find_config, find_files, read_config
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import CheckpointError
-from ..load import Engine, check_pair, find_config, find_files, read_config
+from ..load import Engine
+from ..pairing import check_pair
 from ..weights import check_drafter_files, expected_shapes, our_name
 
 _SPREAD = 0.02

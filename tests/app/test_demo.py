@@ -12,18 +12,19 @@ import subprocess
 import sys
 import termios
 import time
+from urllib.parse import parse_qsl
 
 import pytest
 from rich.console import Console
 
 import dflash2_mlx as d2
 from dflash2_app.charts import bar_chart
-from dflash2_app.commands.demo import Blocks
 from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen
+from dflash2_app.side_by_side import Blocks, TokenTexts
 
 from . import fake_library
 from .conftest import ROOT, Run, environment
-from .fake_library import REPLY, Engine, FakeLibrary
+from .fake_library import REPLY, Engine, FakeLibrary, Tokenizer
 
 STATS = d2.GenerationStats("dflash2", 4)
 NOTE = "costs about as much as they do one by one: read acceptance, not speed"
@@ -118,6 +119,92 @@ def test_a_block_is_cut_into_drafts_and_the_targets_own_token() -> None:
     assert [part for part in blocks.parts(first, "dflash2") if part[0]] == [("a", "bonus")]
 
 
+def test_a_text_is_cut_by_token_and_nothing_is_lost() -> None:
+    class Halves(Tokenizer):
+        """A token above 1000 is the first or second half of the sign before it."""
+
+        def decode(self, token_ids: list[int]) -> str:
+            text = "".join(map(chr, token_ids))
+            return re.sub("\u0bb8\u0bb9", "é", text).replace("\u0bb8", "\ufffd")
+
+    texts = TokenTexts(Halves())
+
+    def pieces(text: str, *ids: int) -> list[str]:
+        return texts.pieces(d2.GenerationEvent(text, ids, STATS))
+
+    assert pieces("ab", 97, 98) == ["a", "b"]
+    assert pieces("c", 99, 0xBB8) == ["c", ""]  # half a sign is held back
+    assert pieces("éd", 0xBB9, 100) == ["é", "d"]
+    assert pieces("", 101) == [""]  # the start of a stop string is held back,
+    assert pieces("ef", 102) == ["ef"]  # and told when it was none
+    assert pieces("!") == ["!"]  # a text without a token
+
+
+# The page
+
+
+class Page:
+    """What `demo --web` opens and serves."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.served: list[object] = []
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Page:
+    page = Page()
+
+    def open_page(address: str, out: object) -> None:
+        page.address = address
+
+    def serve(configured: object, config: d2.GenerationConfig, claimed: object) -> None:
+        deadline = time.monotonic() + 10
+        while not page.address and time.monotonic() < deadline and not page.served:
+            time.sleep(0.01)
+        page.served.append(config)
+
+    monkeypatch.setattr("dflash2_app.commands.demo_web._open_browser", open_page)
+    monkeypatch.setattr("dflash2_app.commands.demo_web._run", serve)
+    return page
+
+
+def test_the_page_opens_with_what_was_asked_for(run: Run, library: FakeLibrary, web: Page) -> None:
+    ran = run("demo", "--web", "3 & 4?", "--max-tokens", "30", "--temperature", "0.5", "--seed", "7", "--top-k", "9")
+    assert ran.code == 0 and ran.out == ""
+    address, _, query = web.address.partition("/#/race?")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+", address)
+    assert dict(parse_qsl(query)) == {
+        "model": "mini", "prompt": "3 & 4?", "max_tokens": "30", "temperature": "0.5", "seed": "7", "start": "1"
+    }  # fmt: skip
+    assert f"side by side: {web.address}" in ran.err
+    assert web.served[0].sampling.top_k == 9 and web.served[0].sampling.coupled
+
+
+def test_the_address_alone(run: Run, library: FakeLibrary, web: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash2_app.commands.demo_web._run", lambda configured, config, claimed: None)
+    ran = run("demo", "--web", "--no-browser")
+    assert ran.code == 0 and "side by side: http://127.0.0.1:" in ran.err and not web.address
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--web", "--json"], "--json: got it beside --web, expected one of the two"),
+    (["--web", "--check"], "--check: got it beside --web"),
+    (["--web", "--messages", "x.json"], "--messages: got it beside --web"),
+    (["--web", "--max-tokens", "5000"], "--max-tokens: got 5000, expected at most 4096 with --web"),
+    (["--web", "--temperature", "3"], "--temperature: got 3, expected at most 2 with --web"),
+    (["--web", "--lossless-mode", "rejection"], "--lossless-mode: got rejection, expected coupled"),
+    (["--web", "--seed", str(2**53)], "--seed: got 9007199254740992, expected at most 9007199254740991 with --web"),
+    (["--web", "--drafter", "none"], "--drafter: got none"),
+    (["--no-browser"], "--no-browser: got it without --web"),
+])  # fmt: skip
+def test_what_the_page_cannot_do_is_refused(
+    run: Run, library: FakeLibrary, web: Page, arguments: list[str], message: str
+) -> None:
+    ran = run("demo", "x", *arguments)
+    assert ran.code == 2 and ran.error.startswith(message) and not web.served
+
+
 # The screen
 
 
@@ -192,7 +279,7 @@ def in_a_terminal(columns: int, rows: int, *arguments: str, **extra: str) -> str
     command = [sys.executable, fake_library.__file__, *arguments]
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=env, cwd=ROOT)
     os.close(follower)
-    written, deadline = b"", time.monotonic() + 30
+    written, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             chunk = os.read(leader, 65536)
@@ -202,7 +289,7 @@ def in_a_terminal(columns: int, rows: int, *arguments: str, **extra: str) -> str
             break
         written += chunk
     os.close(leader)
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     return written.decode("utf-8", "replace")
 
 

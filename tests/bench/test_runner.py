@@ -41,6 +41,26 @@ def test_arms_take_turns_and_another_one_begins_each_time() -> None:
     assert len(checked) == 8 and all(found.identical and found.width > 1 for found in checked)
 
 
+class Enough(Exception):
+    pass
+
+
+def test_a_check_ends_a_measurement_in_the_middle_of_a_reply() -> None:
+    events: list[bench.Event] = []
+    rounds = 0
+
+    def check() -> None:
+        nonlocal rounds
+        rounds += bool(runs_of(events))
+        if rounds == 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        for event in bench.measure(scripted_engine(FAMILY, [1]), [BenchPrompt(TEXT)], PLAN, check):
+            events.append(event)
+    assert len(runs_of(events)) == 1, "the second reply has more rounds than three"
+
+
 def test_cycles_are_the_rounds_without_the_prefill_and_cut_at_the_limit() -> None:
     engine = scripted_engine(FAMILY, [2])
     plan = replace(PLAN, widths=(1, 5), repeats=1, max_tokens=9)

@@ -8,7 +8,7 @@ import pytest
 
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.errors import ConfigError, PairError
-from dflash2_mlx.load import check_pair
+from dflash2_mlx.pairing import check_pair
 from dflash2_mlx.targets.adapter import FULL, LayerLoopTarget
 from tests.runs import FAMILIES, assert_same_bits, lively_model, lively_target, target_config
 from tests.tiny import LAYERS, drafter_config

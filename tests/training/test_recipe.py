@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.load import check_pair
+from dflash2_mlx.pairing import check_pair
 from dflash2_mlx.training import (
     DrafterShape,
     TrainSettings,

@@ -7,11 +7,12 @@ anything slow starts.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import UsageError
 
@@ -79,17 +80,28 @@ def _arm_json(arm: bench.ArmReport, *, server: bool) -> dict[str, Any]:
 
 def write_csv(path: Path, record: Mapping[str, Any]) -> None:
     """One row per arm and setting of a record made by `settings_json`."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        _write_rows(file, record)
+
+
+def csv_text(record: Mapping[str, Any]) -> str:
+    """What `write_csv` writes."""
+    text = io.StringIO(newline="")
+    _write_rows(text, record)
+    return text.getvalue()
+
+
+def _write_rows(file: TextIO, record: Mapping[str, Any]) -> None:
     arms = [(setting, arm) for setting in record["settings"] for arm in setting["arms"]]
     positions = max((len(arm["acceptance_by_position"]) for _, arm in arms), default=0)
     columns = [
         *_ABOUT, "depth", "temperature", "mode", *_ARM,
         *(f"acceptance_{place + 1}" for place in range(positions)), *(f"{name}_ms" for name in PHASES),
     ]  # fmt: skip
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        for setting, arm in arms:
-            writer.writerow(_row(record, setting, arm))
+    writer = csv.DictWriter(file, columns, restval="")
+    writer.writeheader()
+    for setting, arm in arms:
+        writer.writerow(_row(record, setting, arm))
 
 
 def _row(record: Mapping[str, Any], setting: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..errors import AppError
 from ..thinking import ThinkingSplitter
-from .figures import SEPARATOR, Totals, counted, figures
+from .figures import SEPARATOR, Totals, counted, figures, numbers
 from .interrupt import Stop, interrupts_ask
 from .record import Chat, Message
 from .settings import ReplySettings
-from .store import ChatStore
+from .store import ANY, ChangedElsewhere, ChatStore
 from .view import View
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class ChatApp:
         self.settings = settings or ReplySettings()
         self.chat = Chat()
         self.name: str | None = store.fresh_name() if interactive else None
+        self._revision: str | None = None  # of the file under this name; None before there is one
         self.mode = AUTO
         self._load, self._rules = load, rules
         self._told: set[str] = set()
@@ -137,6 +138,9 @@ class ChatApp:
 
     def ask(self, text: str) -> None:
         """Reply to a message."""
+        if self.chat.messages and self.chat.messages[-1].role == "user":  # as the web app may leave one
+            self.chat.messages.pop()
+            self.view.note("the question without a reply was taken back")
         self.chat.messages.append(Message("user", text))
         try:
             self._reply()
@@ -178,6 +182,9 @@ class ChatApp:
                 stats = self._stream(prompt, config, splitter, message, stop)
             self._land(message, splitter, None)
             ending = self._ending(stats, config, message)
+            message.numbers = numbers(stats)
+            if not message.partial:
+                message.finish_reason = "length" if stats.generated_tokens >= config.max_tokens else "stop"
         finally:
             # Also after an error or a second Ctrl-C: what was shown is kept.
             message.thinking = message.thinking.strip("\n")
@@ -265,21 +272,31 @@ class ChatApp:
         """Write the chat under a name, or under the one it has; returns the name.
 
         Raises:
+            ChangedElsewhere: it was changed in a browser or another terminal since it was read or saved here.
             AppError: it cannot be written.
         """
+        own = name is None or name == self.name
         name = name or self.name or self.store.fresh_name()
         self.chat.settings = self.settings.saved()
         self.chat.model, self.chat.drafter = self.engine.target_name, self.engine.drafter_name
-        self.store.save(name, self.chat)
+        self._revision = self.store.write(name, self.chat, replaces=self._revision if own else ANY)
         self.name = name
         return name
 
     def autosave(self) -> None:
-        """Save after a turn where chats are saved; a full disk is told once and ends nothing."""
+        """Save after a turn where chats are saved; a full disk is told once and ends nothing.
+
+        A chat that was changed elsewhere meanwhile goes on under a new name, so that both versions stay.
+        """
         if self.name is None:
             return
         try:
-            self.save(None)
+            try:
+                self.save(None)
+            except ChangedElsewhere as error:
+                old, self.name, self._revision = self.name, self.store.fresh_name(), None
+                self.view.note(f"{error}; this one goes on as {self.name}, {old} stays as it is there")
+                self.save(None)
         except AppError as error:
             self._tell([str(error)])
 
@@ -289,14 +306,19 @@ class ChatApp:
         Raises:
             AppError: there is none, or it is damaged; the running chat stays.
         """
-        chat = self.store.load(name)
+        chat, revision = self.store.read(name)
         self.settings = ReplySettings.restored(chat.settings)
-        self.chat, self.name = chat, name
+        self.chat, self.name, self._revision = chat, name, revision
         self.conversation.reset()
         self.totals = Totals()
         self.fit_settings()
         turns = counted(chat.turns, "turn")
-        self.view.info(f"{name}: {turns}, begun {chat.created_at}")
+        title = f" “{chat.heading}”" if chat.title else ""
+        self.view.info(f"{name}{title}: {turns}, begun {chat.created_at}")
+        if chat.messages and chat.messages[-1].role == "user":
+            self.view.note("its last question has no reply yet; /retry writes one")
+        if chat.server:
+            self.view.note(f"{', '.join(chat.server)}: kept with the chat, without effect in the terminal")
         if chat.model and chat.model != self.engine.target_name:
             self.view.note(f"it was written with {chat.model}; /model {chat.model} goes back to that")
 
@@ -304,6 +326,7 @@ class ChatApp:
         """Begin a new chat; the system text and the settings stay."""
         self.chat = Chat(system=self.chat.system, template=self.chat.template)
         self.name = self.store.fresh_name() if self.interactive else None
+        self._revision = None
         self.conversation.reset()
         self.totals = Totals()
 

@@ -6,7 +6,7 @@ Owns: the line under a reply, the status line while it is written, and the sums 
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -29,6 +29,25 @@ def figures(stats: d2.GenerationStats) -> str:
     elif stats.acceptance_length is not None:
         parts.append(f"acceptance {stats.acceptance_length:.2f} of {stats.block_size}")
     return SEPARATOR.join(parts)
+
+
+def numbers(stats: d2.GenerationStats) -> dict[str, Any]:
+    """How a reply went, as it is saved with it."""
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "tokens_per_second": stats.tokens_per_second,
+        "mode": stats.mode,
+        "fallback_reason": stats.fallback_reason,
+        "rounds": stats.rounds,
+        "acceptance_length": stats.acceptance_length,
+        "acceptance_by_position": stats.acceptance_by_position,
+        "width": stats.block_size,
+        "prefill_s": stats.prefill_s,
+        "decode_s": stats.decode_s,
+        "seed": stats.seed,
+    }
 
 
 def _added(mine: list[int], theirs: list[int]) -> list[int]:

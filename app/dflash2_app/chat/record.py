@@ -14,16 +14,25 @@ from ..errors import AppError
 
 VERSION = 1
 ROLES = ("user", "assistant")
+MOST_STOPS = 16
+MOST_HEADING = 80  # characters
 
 
 @dataclass
 class Message:
-    """One message. `thinking` is what the model wrote before its answer; `partial` marks a reply that was stopped."""
+    """One message. `thinking` is what the model wrote before its answer; `partial` marks a reply that was stopped.
+
+    Of a reply also: `finish_reason` ("stop" or "length"), `error`, the line that ended it half-way, and `numbers`, how
+    it went, by the names of the server's `usage.dflash2`. Each may be missing.
+    """
 
     role: str
     content: str
     thinking: str = ""
     partial: bool = False
+    finish_reason: str = ""
+    error: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
 
     def for_template(self) -> dict[str, str]:
         """As chat templates expect it; whether earlier thinking is shown to the model is the template's affair."""
@@ -35,7 +44,10 @@ class Message:
 
 @dataclass
 class Chat:
-    """One chat, as it is saved."""
+    """One chat, as it is saved.
+
+    `server` holds what only the web app's chat knows: "stop" and "thinking_budget".
+    """
 
     messages: list[Message] = field(default_factory=list)
     system: str = ""
@@ -44,6 +56,9 @@ class Chat:
     model: str = ""
     drafter: str | None = None
     created_at: str = field(default_factory=lambda: now())
+    updated_at: str = ""  # when it was saved last; empty before
+    title: str = ""
+    server: dict[str, Any] = field(default_factory=dict)
 
     def for_template(self) -> list[dict[str, str]]:
         """All messages, the system text in front."""
@@ -53,6 +68,13 @@ class Chat:
     @property
     def turns(self) -> int:
         return sum(message.role == "user" for message in self.messages)
+
+    @property
+    def heading(self) -> str:
+        """What to call it: the title, else how the first question begins."""
+        first = self.messages[0].content if self.messages else ""
+        line = " ".join((self.title or first).split())
+        return line if len(line) <= MOST_HEADING else f"{line[: MOST_HEADING - 1]}…"
 
     def drop_reply(self) -> bool:
         """Take the last reply away; False when the last message is none."""
@@ -66,17 +88,21 @@ class Chat:
         self.drop_reply()
         return self.messages.pop().content if self.messages else None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The saved form."""
+    def to_dict(self, *, touch: bool = True) -> dict[str, Any]:
+        """The saved form; `touch` says that it was changed now."""
+        if touch:
+            self.updated_at = now()
         return {
             "version": VERSION,
             "created_at": self.created_at,
-            "updated_at": now(),
+            "updated_at": self.updated_at,
             "model": self.model,
             "drafter": self.drafter,
+            **({"title": self.title} if self.title else {}),
             "system": self.system,
             "settings": self.settings,
             "template": self.template,
+            **({"server": self.server} if self.server else {}),
             "messages": [_message_dict(message) for message in self.messages],
         }
 
@@ -99,12 +125,15 @@ class Chat:
             raise AppError(f"drafter: got {drafter!r}, expected text or null")
         return cls(
             messages=[_read_message(number, item) for number, item in enumerate(messages)],
+            title=_typed(value, "title", str, ""),
             system=_typed(value, "system", str, ""),
             settings=_typed(value, "settings", dict, {}),
             template=_typed(value, "template", dict, {}),
+            server=_server(_typed(value, "server", dict, {})),
             model=_typed(value, "model", str, ""),
             drafter=drafter,
             created_at=_typed(value, "created_at", str, now()),
+            updated_at=_typed(value, "updated_at", str, ""),
         )
 
 
@@ -119,6 +148,9 @@ def _message_dict(message: Message) -> dict[str, Any]:
         shown["reasoning_content"] = message.thinking
     if message.partial:
         shown["partial"] = True
+    for name in ("finish_reason", "error", "numbers"):
+        if getattr(message, name):
+            shown[name] = getattr(message, name)
     return shown
 
 
@@ -134,7 +166,24 @@ def _read_message(number: int, item: Any) -> Message:
         _typed(item, "content", str, None, where),
         _typed(item, "reasoning_content", str, "", where),
         _typed(item, "partial", bool, False, where),
+        _typed(item, "finish_reason", str, "", where),
+        _typed(item, "error", str, "", where),
+        _typed(item, "numbers", dict, {}, where),
     )
+
+
+def _server(value: dict[str, Any]) -> dict[str, Any]:
+    for name, given in value.items():
+        if name == "stop":
+            texts = isinstance(given, list) and all(isinstance(item, str) and item for item in given)
+            if not texts or len(given) > MOST_STOPS:
+                raise AppError(f"server.stop: got {given!r}, expected a list of at most {MOST_STOPS} texts")
+        elif name == "thinking_budget":
+            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+                raise AppError(f"server.thinking_budget: got {given!r}, expected an integer >= 0")
+        else:
+            raise AppError(f"server.{name}: got {given!r}, expected 'stop' and 'thinking_budget' only")
+    return value
 
 
 def _typed(value: dict[str, Any], key: str, kind: type, default: Any, where: str = "") -> Any:

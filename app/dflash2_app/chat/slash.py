@@ -13,9 +13,11 @@ from difflib import get_close_matches
 
 from ..errors import AppError, UsageError
 from .app import AUTO, PLAIN, ChatApp
+from .overview import list_chats
 from .settings import DEFAULTS, NONE
 
 NO_DRAFTER = "none"
+MOST_LISTED = 20  # chats that /load shows
 LEVELS = ("low", "medium", "high")
 SWITCH, EFFORTS = "enable_thinking", ("reasoning_effort", "reasoning_strength")
 
@@ -182,8 +184,8 @@ def _load(app: ChatApp, rest: str) -> None:
     if rest:
         app.restore(rest)
         return
-    names = app.store.names()
-    app.view.info("\n".join(names[:20]) if names else "no saved chats")
+    found = list_chats(app.store)[:MOST_LISTED]
+    app.view.info("\n".join(f"{one.id}  {one.problem or one.heading}".rstrip() for one in found) or "no saved chats")
 
 
 def _stats(app: ChatApp, rest: str) -> None:

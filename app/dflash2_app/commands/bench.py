@@ -8,38 +8,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..bench.analyze import REPEATS, TEMPERATURES, AnalysisOptions, run_analysis
 from ..bench.endpoint import Server
+from ..bench.pair import PairBench, draw_sample, empty_record, finish_record, template_args
 from ..bench.plot import check_plot, draw_measurement
+from ..bench.presets import DEFAULT, THINKING, USUAL_SAMPLES, usual_widths
 from ..bench.record import claimed, settings_json, write_csv
 from ..bench.serving import Served, measure_server, summarize_server
 from ..bench.sets import MINI, PromptSet, load_set
 from ..bench.table import lines
 from ..errors import INTERRUPTED, AppError
+from ..machine import busy_note
 from ..output import Output, is_terminal
 from .bench_apply import apply_block_size, check_apply
 from .bench_options import (
-    DEFAULT,
-    THINKING,
-    USUAL_SAMPLES,
-    USUAL_WIDTHS,
     AnalyzeOptions,
     DrawOptions,
     MeasureOptions,
     ResultOptions,
     ServerOptions,
     SetOptions,
+    idle_options,
     refuse_beside_analyze,
     refuse_beside_endpoint,
     sampling,
-    without_effect,
 )
-from .doctor import busy_note
 from .grouping import grouped
 from .options import ModelOptions
 
@@ -105,17 +103,12 @@ def _prompts(sets: SetOptions, to_server: bool, out: Output) -> PromptSet:
     wanted = USUAL_SAMPLES if sets.samples is None else sets.samples
     if sets.samples is not None and wanted > len(found.prompts):
         out.note(f"--samples: {wanted} were asked for, {found.name} has {len(found.prompts)}")
-    chosen = measuring.draw(found.prompts, wanted)
-    if to_server and any(prompt.follow_ups for prompt in chosen):
+    chosen = draw_sample(found, wanted)
+    if to_server and any(prompt.follow_ups for prompt in chosen.prompts):
         out.note("a server is asked the first turn of each conversation only")
-        chosen = [measuring.BenchPrompt(prompt.first, (), prompt.family) for prompt in chosen]
-    return PromptSet(found.name, chosen, found.revision)
-
-
-def _template_args(sets: SetOptions, measured: MeasureOptions) -> dict[str, Any] | None:
-    """What the command line says, and thinking where a preset was measured with it."""
-    thinking = THINKING if measured.preset is not None and not sets.no_chat_template else {}
-    return {**thinking, **(sets.chat_template_args or {})} or None
+        first = [measuring.BenchPrompt(prompt.first, (), prompt.family) for prompt in chosen.prompts]
+        chosen = PromptSet(chosen.name, first, chosen.revision)
+    return chosen
 
 
 def _analyze(
@@ -129,10 +122,8 @@ def _analyze(
     out: Output,
 ) -> None:
     import dflash2_mlx as d2
-    from dflash2_mlx import bench as measuring
 
-    recommended = measuring.recommended_sampling(models.target) if measured.preset == DEFAULT else {}
-    sampled, temperatures = sampling(drawn, measured, recommended)
+    sampled, temperatures = sampling(drawn, measured, _target(models, measured))
     if measured.temperatures is None and measured.preset is None:
         temperatures = TEMPERATURES
     engine = models.load(out)
@@ -142,7 +133,7 @@ def _analyze(
         sampling=replace(sampled, seed=measured.seed),
         block_size=int(measured.widths[0]) if measured.widths else None,
         chat_template=has_template and not sets.no_chat_template,
-        chat_template_kwargs=_template_args(sets, measured) if has_template else sets.chat_template_args,
+        chat_template_kwargs=_template_args(engine, sets, measured)[0],
     )
     compared, repeats = tuple(taken_apart.compare or ()), measured.repeat or REPEATS
     options = AnalysisOptions(config, temperatures, compared, repeats, results.plot, results.json)
@@ -160,16 +151,11 @@ def _bench_pair(
     from dflash2_mlx import bench as measuring
 
     busy = busy_note()
-    recommended = measuring.recommended_sampling(models.target) if measured.preset == DEFAULT else {}
-    config, temperatures = sampling(drawn, measured, recommended)
+    config, temperatures = sampling(drawn, measured, _target(models, measured))
     engine = models.load(out)
-    template_args = _template_args(sets, measured)
-    notes = [*without_effect(drawn, temperatures), *([engine.row_cost_note] if engine.row_cost_note else [])]
-    if not engine.tokenizer.has_chat_template and measured.preset is not None and sets.chat_template_args is None:
-        template_args = None  # there is nothing that could switch thinking on
-        notes.append("without a chat template there is no thinking to switch on")
+    variables, notes = _template_args(engine, sets, measured)
     plan = measuring.Plan(
-        widths=_widths(measured, engine),
+        widths=_integers(measured.widths, usual_widths(engine.block_size)),
         depths=_integers(measured.depths, (0,)),
         temperatures=temperatures,
         repeats=measured.repeats,
@@ -177,25 +163,25 @@ def _bench_pair(
         sampling=config,
         seed=measured.seed,
         chat_template=not sets.no_chat_template,
-        chat_template_kwargs=template_args,
+        chat_template_kwargs=variables,
         phases=measured.phases,
     )
-    measuring.check_plan(engine, prompts.prompts, plan)
-    if measuring.PLAIN not in plan.widths:
-        notes.append("without width 1 there is nothing to compare with: no speed-up, no verdict, no advice")
-    done = _follow(out, measuring.measure(engine, prompts.prompts, plan), plan.requests(prompts.prompts))
-    reports = measuring.summarize(done.events)
-    record = _record(prompts, measured, plan, busy)
-    record |= {
-        "kind": "pair",
-        "model": engine.target_name,
-        "drafter": engine.drafter_name,
-        "block_size": engine.block_size,
-        "settings": settings_json(reports, server=False),
-        "recommendation": asdict(measuring.advise(reports)) if len(plan.widths) > 1 else None,
-    }
-    _complete(record, done, [event for event in done.events if isinstance(event, measuring.Run)], notes)
-    return record, done.problem
+    told = (*idle_options(drawn, temperatures), *notes)
+    measurement = PairBench(engine, prompts, plan, measured.preset, told, busy)
+    measurement.check()
+    done = _follow(out, measuring.measure(engine, prompts.prompts, plan), measurement.requests)
+    return measurement.record(done.events, complete=done.problem is None), done.problem
+
+
+def _target(models: ModelOptions, measured: MeasureOptions) -> str | None:
+    """The target whose own sampling is asked for."""
+    return models.target if measured.preset == DEFAULT else None
+
+
+def _template_args(
+    engine: d2.Engine, sets: SetOptions, measured: MeasureOptions
+) -> tuple[dict[str, Any] | None, list[str]]:
+    return template_args(engine, measured.preset, sets.chat_template_args, chat_template=not sets.no_chat_template)
 
 
 def _bench_server(
@@ -208,13 +194,14 @@ def _bench_server(
 ) -> tuple[dict[str, Any], BaseException | None]:
     from dflash2_mlx import bench as measuring
 
-    config, temperatures = sampling(drawn, measured, {})
+    config, temperatures = sampling(drawn, measured, None)
     notes = ["a server's tokens/s count from its first piece of text, which may hold several tokens"]
     if measured.repeats > 1:
         notes.append("repeats ask the same again: a server that caches prompts answers its first token sooner")
     if measured.preset == DEFAULT and not drawn.given() and measured.temperatures is None:
         temperatures = (None,)  # not sent, so that the server's own holds
-    notes += without_effect(drawn, temperatures) if temperatures != (None,) else []
+    notes += idle_options(drawn, temperatures) if temperatures != (None,) else []
+    thinking = THINKING if measured.preset is not None and not sets.no_chat_template else {}
     plan = measuring.Plan(
         widths=(measuring.PLAIN,),
         depths=_integers(measured.depths, (0,)),
@@ -224,7 +211,7 @@ def _bench_server(
         sampling=config,
         seed=measured.seed,
         chat_template=not sets.no_chat_template,
-        chat_template_kwargs=_template_args(sets, measured),
+        chat_template_kwargs={**thinking, **(sets.chat_template_args or {})} or None,
     )
     server = Server(str(options.endpoint), options.endpoint_model, options.key())
     done = _follow(out, measure_server(server, prompts.prompts, plan), plan.requests(prompts.prompts))
@@ -233,7 +220,7 @@ def _bench_server(
     notes += [f"acceptance as the server tells it, in {source}" for source in sources]
     if served and not sources:
         notes.append("the server tells nothing of its acceptance")
-    record = _record(prompts, measured, plan, None)
+    record = empty_record(prompts, plan, measured.preset, None)
     record |= {
         "kind": "server",
         "model": server.model,
@@ -241,60 +228,12 @@ def _bench_server(
         "acceptance_sources": sources,
         "settings": settings_json(reports, server=True),
     }
-    _complete(record, done, served, notes)
+    finish_record(record, served, notes, complete=done.problem is None)
     return record, done.problem
-
-
-def _widths(measured: MeasureOptions, engine: d2.Engine) -> tuple[int, ...]:
-    own = engine.block_size
-    if own is None:
-        return _integers(measured.widths, (1,))
-    return _integers(measured.widths, tuple(sorted({*(width for width in USUAL_WIDTHS if width < own), own})))
 
 
 def _integers(given: Sequence[float] | None, usual: tuple[int, ...]) -> tuple[int, ...]:
     return usual if given is None else tuple(map(int, given))
-
-
-def _record(prompts: PromptSet, measured: MeasureOptions, plan: measuring.Plan, busy: str | None) -> dict[str, Any]:
-    """The fields that every measurement has, in the order they are printed."""
-    from dflash2_mlx import analysis
-
-    return {
-        "kind": None,
-        "complete": False,
-        "requests": 0,
-        "requests_planned": plan.requests(prompts.prompts),
-        "model": None,
-        "drafter": None,
-        "block_size": None,
-        "endpoint": None,
-        "set": prompts.name,
-        "revision": prompts.revision,
-        "prompts": len(prompts.prompts),
-        "preset": measured.preset,
-        "max_tokens": plan.max_tokens,
-        "repeats": plan.repeats,
-        "seed": plan.seed,
-        "sampling": asdict(plan.sampling) | {"temperature": None, "seed": None},
-        "chat_template": plan.chat_template,
-        "chat_template_args": plan.chat_template_kwargs,
-        "machine": analysis.describe_machine(),
-        "versions": analysis.package_versions(),
-        "busy": busy,
-        "notices": [],
-        "acceptance_sources": [],
-        "settings": [],
-        "recommendation": None,
-    }
-
-
-def _complete(record: dict[str, Any], done: Measured, runs: Sequence[measuring.Run], notes: Sequence[str]) -> None:
-    """Add how far it came and what has to be told."""
-    told = [notice for run in runs for notice in run.notices]
-    record["requests"] = len(runs)
-    record["complete"] = done.problem is None
-    record["notices"] = list(dict.fromkeys([*notes, *told]))
 
 
 def _report(record: dict[str, Any], results: ResultOptions, out: Output) -> None:

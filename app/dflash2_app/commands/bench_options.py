@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..bench.presets import (
+    PRESET_TOKENS,
+    PRESETS,
+    USUAL_REPEATS,
+    USUAL_SAMPLES,
+    USUAL_TOKENS,
+    preset_sampling,
+    usual_tokens,
+    without_effect,
+)
 from ..bench.sets import MINI, NAMES
 from ..errors import UsageError
 from .options import (
@@ -32,15 +42,6 @@ from .parsers import Numbers, TokenBias, filled, integer, json_object, number, n
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
-
-ANNOUNCEMENT, DEFAULT = "announcement", "default"
-PRESETS = (ANNOUNCEMENT, DEFAULT)
-# The authors' runner: how much it asks for, and what their tables of the announcement were drawn with.
-PRESET_TOKENS = 2048
-ANNOUNCED = {"top_p": 0.95, "top_k": 20, "presence_penalty": 1.5}
-THINKING = {"enable_thinking": True}
-USUAL_TOKENS, USUAL_SAMPLES, USUAL_REPEATS = 256, 8, 3
-USUAL_WIDTHS = (1, 3, 5, 8)
 
 _prompts = valued("Prompts")
 _measure = valued("Measurement")
@@ -135,7 +136,7 @@ class MeasureOptions:
 
     @property
     def tokens(self) -> int:
-        return self.max_tokens or (USUAL_TOKENS if self.preset is None else PRESET_TOKENS)
+        return self.max_tokens or usual_tokens(self.preset)
 
 
 @dataclass(frozen=True)
@@ -268,27 +269,20 @@ def refuse_beside_analyze(measured: MeasureOptions, server: ServerOptions, resul
 
 
 def sampling(
-    drawn: DrawOptions, measured: MeasureOptions, recommended: dict[str, Any]
+    drawn: DrawOptions, measured: MeasureOptions, target: str | None
 ) -> tuple[d2.SamplingConfig, tuple[float, ...]]:
     """Everything but the temperature, and the temperatures: the command line, then the preset, then neutral values.
 
     Args:
-        recommended: the model's own sampling, for `--preset default`.
+        target: whose own sampling `--preset default` takes; None takes none.
     """
-    import dflash2_mlx as d2
-
-    stated = {None: {}, ANNOUNCEMENT: {"temperature": 1.0, **ANNOUNCED}, DEFAULT: recommended}[measured.preset]
-    temperature = stated.get("temperature", 0.0)
-    temperatures = measured.temperatures or (temperature,)
-    rest = {name: value for name, value in stated.items() if name != "temperature"}
-    return d2.SamplingConfig(**{**rest, **drawn.given()}), tuple(temperatures)
+    temperatures = None if measured.temperatures is None else tuple(measured.temperatures)
+    return preset_sampling(measured.preset, drawn.given(), temperatures, target)
 
 
-def without_effect(drawn: DrawOptions, temperatures: tuple[float, ...]) -> list[str]:
+def idle_options(drawn: DrawOptions, temperatures: tuple[float, ...]) -> list[str]:
     """Say which options were given and do nothing where every reply is greedy."""
-    if any(temperatures):
-        return []
     filters = {
         "--top-p": drawn.top_p, "--top-k": drawn.top_k, "--min-p": drawn.min_p, "--lossless-mode": drawn.lossless_mode,
     }  # fmt: skip
-    return [f"{name} has no effect at temperature 0" for name, value in filters.items() if value is not None]
+    return without_effect(filters, temperatures)

@@ -85,11 +85,11 @@ class Pairs:
 
     def _fetch(self, pair: PairChoice) -> None:
         """Download a pair and set it up as announced, so that the next chat begins with it."""
+        from ..manage.checks import preset_values
         from ..settings.names import find_model
         from ..settings.paths import find_base
         from ..settings.store import Store
         from .models_pull import fetch_pair
-        from .settings_checks import preset_values
 
         fetch_pair(pair.target, pair.drafter, self._out)
         store = Store(find_base(self._models.base_path))

@@ -16,8 +16,19 @@ import typer
 
 from ..errors import FAILED, UsageError
 from ..output import Output, is_terminal
+from ..samples import sample_prompt
+from ..side_by_side import (
+    MODES,
+    SCREENFUL,
+    TITLES,
+    WARM_UP_TOKENS,
+    Blocks,
+    difference,
+    notes,
+    subject,
+)
 from .grouping import grouped
-from .options import MINI, ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
+from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -26,31 +37,11 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
     from ..engine import Configured, Setup
-    from .demo_view import Kind, Lane
+    from .demo_view import Lane
 
 _PANEL = "Output"
-MODES = ("plain", "dflash2")
-TITLES = {"plain": "plain decoding", "dflash2": "DFlash 2"}
-WARM_UP_TOKENS = 16
-SCREENFUL = 160
 REFRESHES_PER_SECOND = 12
-DEFAULT_CODE = '''class ConfigError(Exception):
-    """Raised when the configuration is invalid."""
-
-    def __init__(self, message, path=None):
-'''
-DEFAULT_QUESTION = "Write a Python class for a bank account, with docstrings and a short test for every method."
-# What the embedded pair can answer.
-MINI_QUESTION = (
-    "Write a Python function that searches a sorted list for a value and returns its index or -1. Explain it briefly."
-)
-
-
-def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
-    """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
-    if not (engine.tokenizer.has_chat_template if chats is None else chats):
-        return DEFAULT_CODE
-    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION
+MOST_SEED = 2**53 - 1  # beyond it, a browser's numbers are no longer exact
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,23 @@ def demo(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 1 when the two texts differ", rich_help_panel=_PANEL)
     ] = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="Show it on a web page of this machine, until Ctrl-C", rich_help_panel=_PANEL)
+    ] = False,
+    browser: Annotated[
+        bool,
+        typer.Option(
+            "--browser/--no-browser",
+            help="With --web: open the page, or only print its address",
+            rich_help_panel=_PANEL,
+        ),
+    ] = True,
 ) -> None:
     """Decode a prompt plainly and with DFlash 2, and compare the two."""
+    if web:
+        _check_web(prompts, reply, sampling, {"--json": json, "--check": check})
+    elif not browser:
+        raise UsageError("--no-browser: got it without --web, expected the two together")
     if reply.verify_mode == "off":
         raise UsageError(
             "--verify-mode: got off, expected dflash or adaptive: the demo shows drafting beside plain decoding"
@@ -136,6 +142,9 @@ def demo(
         )
         text = given or prompts.read(sample_prompt(configured.engine, chats=_chats(configured.engine, config)))
         pair = Pair(configured, text, config)
+        if web:
+            _show_page(pair, prompts, reply, out, browser=browser)
+            return
         if json:
             verdict = _compare_for_json(pair, out)
         elif is_terminal(sys.stdout):
@@ -144,6 +153,40 @@ def demo(
             verdict = _compare_in_lines(pair, out)
     if check and not verdict.identical:
         raise typer.Exit(FAILED)
+
+
+def _check_web(
+    prompts: PromptOptions, reply: DemoReplyOptions, sampling: DemoSamplingOptions, others: dict[str, bool]
+) -> None:
+    """Refuse beside --web what the page cannot do, before anything is loaded."""
+    from ..web.race import MOST_TEMPERATURE, MOST_TOKENS
+
+    for name, given in {**others, "--messages": prompts.messages is not None}.items():
+        if given:
+            raise UsageError(f"{name}: got it beside --web, expected one of the two")
+    if sampling.lossless_mode == "rejection":
+        raise UsageError("--lossless-mode: got rejection, expected coupled: the page's two texts must be equal")
+    if reply.max_tokens is not None and reply.max_tokens > MOST_TOKENS:
+        raise UsageError(f"--max-tokens: got {reply.max_tokens}, expected at most {MOST_TOKENS} with --web")
+    if sampling.temperature is not None and sampling.temperature > MOST_TEMPERATURE:
+        raise UsageError(
+            f"--temperature: got {sampling.temperature:g}, expected at most {MOST_TEMPERATURE:g} with --web"
+        )
+    if sampling.seed is not None and sampling.seed > MOST_SEED:
+        raise UsageError(f"--seed: got {sampling.seed}, expected at most {MOST_SEED} with --web")
+
+
+def _show_page(pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out: Output, *, browser: bool) -> None:
+    from .demo_web import serve_page
+
+    drawn = pair.config.sampling
+    text = pair.prompt if isinstance(pair.prompt, str) else pair.prompt[-1]["content"]
+    values = {
+        "prompt": text, "system": prompts.system, "max_tokens": pair.config.max_tokens,
+        "temperature": f"{drawn.temperature:g}", "seed": drawn.seed, "block_size": reply.block_size,
+        "verify_mode": reply.verify_mode,
+    }  # fmt: skip
+    serve_page(pair.configured, pair.config, values, out, browser=browser)
 
 
 def _check_drafter(setup: Setup | None, reason: str | None) -> None:
@@ -178,7 +221,7 @@ def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
     from .demo_view import figures
 
     pair.warm_up()
-    out.data(f"{_subject(pair)}\none run after the other, so that neither slows the other\n")
+    out.data(f"{subject(pair.engine, pair.config)}\none run after the other, so that neither slows the other\n")
     results = {}
     for mode in MODES:
         out.data(f"\n== {TITLES[mode]} ==\n")
@@ -200,7 +243,7 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
     console = Console()
     shown = _shown(pair)
     lanes = {mode: Lane(TITLES[mode], "both warm up", shown) for mode in MODES}
-    screen = Screen(_subject(pair), list(lanes.values()))
+    screen = Screen(subject(pair.engine, pair.config), list(lanes.values()))
     out.end_status()
     with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
         pair.warm_up()
@@ -241,27 +284,6 @@ def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:
     return result
 
 
-class Blocks:
-    """Cuts the text of a round into what the drafter proposed and what the target added."""
-
-    def __init__(self, engine: d2.Engine):
-        self._tokenizer = engine.tokenizer
-        self._recent: list[int] = []
-
-    def parts(self, event: d2.GenerationEvent, mode: str) -> list[tuple[str, Kind]]:
-        if mode == "plain":
-            return [(event.text, "plain")]
-        accepted = event.round.num_accepted if event.round is not None else 0
-        drafted = [*self._recent, *event.token_ids[:accepted]]
-        everything = [*self._recent, *event.token_ids]
-        # Decoded behind a few earlier tokens: alone, a token may lose its leading blank. The text of an event
-        # can lag behind its tokens (half a character, the start of a stop string), hence the clamp.
-        own = len(self._tokenizer.decode(everything)) - len(self._tokenizer.decode(drafted))
-        cut = max(0, len(event.text) - max(0, own))
-        self._recent = everything[-4:]
-        return [(event.text[:cut], "accepted"), (event.text[cut:], "bonus")]
-
-
 def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> None:
     from .demo_view import Outcome, verdict_table
 
@@ -269,45 +291,12 @@ def _print_verdict(console: Console, pair: Pair, results: dict[str, d2.Generatio
         results["plain"].stats,
         results["dflash2"].stats,
         verdict,
-        _difference(pair.engine, verdict),
+        difference(pair.engine, verdict),
         _notes(pair, results, verdict),
     )
     console.print()
     console.print(verdict_table(outcome, ascii_only=console.options.ascii_only))
 
 
-def _difference(engine: d2.Engine, verdict: d2.Verdict) -> str:
-    found = verdict.first_difference
-    if found is None:
-        return ""
-    tokens = {side: found[f"{side}_token"] for side in MODES}
-    # A side that stopped earlier has no token there.
-    words = {
-        side: "the end" if token is None else repr(engine.tokenizer.decode([token])) for side, token in tokens.items()
-    }
-    text = f"from token {found['index']} on: plain {words['plain']}, DFlash 2 {words['dflash2']}"
-    gap = found["logit_gap"]
-    return text if gap is None else f"{text}, logit gap {gap:.4g}"
-
-
 def _notes(pair: Pair, results: dict[str, d2.GenerationResult], verdict: d2.Verdict) -> list[str]:
-    sampling = pair.config.sampling
-    notes = list(results["dflash2"].stats.notices)
-    if results["dflash2"].stats.fallback_reason:
-        notes.append(f"the second run was not drafted: {results['dflash2'].stats.fallback_reason}")
-    if pair.engine.row_cost_note:
-        notes.append(pair.engine.row_cost_note)
-    if not verdict.identical and not sampling.greedy and not sampling.coupled:
-        notes.append("rejection keeps the distribution, not the very text; --lossless-mode coupled keeps both")
-    return notes
-
-
-def _subject(pair: Pair) -> str:
-    engine, sampling = pair.engine, pair.config.sampling
-    if sampling.greedy:
-        drawn = "greedy"
-    else:
-        drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}, {sampling.lossless_mode}"
-    width = pair.config.block_size or engine.block_size
-    shown = f"block size {width}" if pair.config.verify_mode == "dflash" else f"adaptive, at most {width} rows"
-    return f"target {engine.target_name} · drafter {engine.drafter_name} · {shown} · {drawn}"
+    return notes(pair.engine, pair.config.sampling, results["dflash2"], verdict)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UsageError
+from ..machine import MOST_ROWS, examine, look
 from ..output import Output
-from .demo import sample_prompt
 from .grouping import grouped
 from .options import ModelOptions, valued
 from .parsers import integer
 
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
 _PANEL = "Output"
 GIGA = 10**9
-MOST_ROWS = 16
 
 Rows = valued("Measurement")("--rows", "N", "Time passes of 1 to N rows", integer(2, MOST_ROWS))
 
@@ -42,11 +36,12 @@ def doctor(
             raise UsageError("--quick: got it beside --model or --drafter, expected one of the two: it loads no model")
         import dflash2_mlx as d2
 
-        found = _look(out)
+        out.status("looking at this machine")
+        found = look()
         problem: d2.Dflash2Error | None = None
         if not quick:
             try:
-                _examine(found, models, out, rows)
+                examine(found, models.load(out), rows, out.status)
             except d2.Dflash2Error as error:  # what was found out without the pair is worth telling
                 problem = error
                 found["problem"] = str(error)
@@ -56,69 +51,6 @@ def doctor(
             out.data("\n".join(_lines(found)) + "\n")
         if problem is not None:
             raise problem
-
-
-def _look(out: Output) -> dict[str, Any]:
-    """Find out what can be known without measuring."""
-    from dflash2_mlx import analysis
-
-    out.status("looking at this machine")
-
-    machine = analysis.describe_machine()
-    return {
-        "machine": machine,
-        "versions": analysis.package_versions(),
-        "memory_bandwidth_bytes_per_s": None,
-        "kernels": [asdict(state) for state in analysis.kernel_states()],
-        "kernel_times": [],
-        "pair": None,
-        "problem": None,
-        "busy": busy_note(),
-        "cannot": _cannot(machine),
-    }
-
-
-def busy_note() -> str | None:
-    """Whether others use this machine so much that timings mean little."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= cores / 2:
-        return None
-    return f"{load:.1f} processes want to run on {cores} cores: timings and advice are unreliable, measure again later"
-
-
-def _examine(found: dict[str, Any], models: ModelOptions, out: Output, rows: int) -> None:
-    """Add what needs a loaded pair and time."""
-    from dflash2_mlx import analysis
-
-    engine = models.load(out)
-    out.status("measuring the memory bandwidth")
-    found["memory_bandwidth_bytes_per_s"] = analysis.measure_bandwidth()
-    out.status(f"timing passes of 1 to {rows} rows")
-    report = analysis.examine_pair(engine, sample_prompt(engine), rows=rows)
-    found["pair"] = {
-        "model": engine.target_name,
-        "drafter": engine.drafter_name,
-        "block_size": engine.block_size,
-        "family": engine.target.spec.family,
-        "quantization": engine.target.spec.quantization,
-        "note": engine.row_cost_note,
-        **report.to_dict(),
-    }
-    # Loading and measuring is what tests the kernels.
-    found["kernels"] = [asdict(state) for state in analysis.kernel_states()]
-    if engine.drafter is not None:
-        out.status("timing the kernels")
-        found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
-
-
-def _cannot(machine: dict[str, Any]) -> list[str]:
-    """What this machine cannot do, said plainly."""
-    if machine["backend"] == "metal":
-        return []
-    missing = ["Metal kernels: MLX has no Metal here, so every operation runs as its pure-MLX twin"]
-    if machine["backend"] == "cpu":
-        missing.append("a GPU's speed: MLX computes on the CPU here, where figures say little about a Mac")
-    return missing
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,6 @@ from .models_options import DEFAULT_CONTEXT, BasePath, Context, Json
 from .models_pull import pull
 from .options import valued
 from .parsers import filled, integer, one_of
-
-if TYPE_CHECKING:
-    from ..models.discover import LocalModel
 
 SORT_NAMES = ("trending", "downloads", "likes", "created", "updated")  # the keys of models.hub.SORTS
 _KINDS = ("all", "target", "drafter", "other")
@@ -40,13 +37,14 @@ def list_models(
     """Show the models on this machine: the Hub cache and the configured folders."""
     with Output() as out:
         out.status("looking through the models")
+        from ..manage.listing import listed
         from ..models.discover import discover
         from ..models.places import find_places
 
         places = find_places(base_path)
         found = discover(places)
         chosen = [model for model in found.models if kind in ("all", model.facts.kind)]
-        shown = [_listed(model, context) for model in chosen]
+        shown = [listed(model, context) for model in chosen]
         for note in found.notes:
             out.note(note)
         if json:
@@ -57,29 +55,6 @@ def list_models(
         if not shown:
             folders = ", ".join(str(folder) for folder in (places.hub_cache, *places.folders))
             out.info(f"no models in {folders}; `dflash2-mlx models search` finds some")
-
-
-def _listed(model: LocalModel, context: int) -> dict[str, Any]:
-    from ..models.discover import local_config
-    from ..models.memory import check_fit
-    from ..models.suggestions import drafter_for
-
-    suggested = drafter_for(model.name, model.config) if model.facts.kind == "target" else None
-    fit = None
-    if model.facts.kind == "target":
-        fit = check_fit(model.config, local_config(suggested.repo_id) if suggested else None, context)
-    return {
-        "name": model.name,
-        "id": model.model_id,
-        "source": model.source,
-        "path": str(model.path),
-        **model.facts.to_dict(),
-        "size_bytes": model.size,
-        "drafter": suggested.repo_id if suggested else None,
-        "drafter_is_here": suggested is not None and local_config(suggested.repo_id) is not None,
-        "memory": None if fit is None else fit.to_dict(),
-        "problem": model.problem,
-    }
 
 
 def _print_list(out: Output, shown: list[dict[str, Any]]) -> None:
@@ -202,6 +177,7 @@ def verify(
 ) -> None:
     """Read models in the Hub cache and compare sizes and checksums."""
     with Output() as out:
+        from ..manage.listing import hub_hashes
         from ..models import verify as checks
         from ..models.cache import cached_repos
         from ..models.pull import gigabytes
@@ -212,7 +188,7 @@ def verify(
             result = checks.verify(
                 name,
                 lambda file, done, size, name=name: out.status(f"{name}  {file}  {100 * done // max(size, 1)} %"),
-                _hub_hashes(name),
+                hub_hashes(name),
             )
             results.append(result)
             if not json:
@@ -233,18 +209,3 @@ def verify(
                 hint=("" if delete_damaged else "--delete-damaged removes wrong files; ")
                 + "`dflash2-mlx models pull` fetches what is missing",
             )
-
-
-def _hub_hashes(name: str) -> dict[str, str] | None:
-    """Hashes from the Hub, asked only for a cache without links, whose file names do not say them."""
-    from ..models import hub
-    from ..models.cache import cached_repo
-
-    folder = cached_repo(name).current()
-    if folder is None or all(path.is_symlink() for path in folder.iterdir() if path.is_file()):
-        return None
-    try:
-        page = hub.read_page(name)
-    except hub.HubError:
-        return None
-    return {file.name: file.etag for file in page.files} if page.commit == folder.name else None

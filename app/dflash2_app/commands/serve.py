@@ -14,15 +14,16 @@ import typer
 from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
-from .options import MINI, NO_DRAFTER, valued
+from .options import NO_DRAFTER, BasePath, TargetDtype, valued
 from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
-    from ..web.served import CommandLineSource
+    from ..web.offers import Catalogue, Wanted
     from ..web.service import Service
 
 KEY_VARIABLE = "DFLASH2_API_KEY"
 GIGA = 10**9
+MOST_LISTED = 6  # names in the line that says what is served
 _model, _address, _limits = valued("Model"), valued("Server"), valued("Limits")
 _positive = number("> 0", lambda x: x > 0)
 _LOG_LEVELS = ("debug", "info", "warning")
@@ -34,26 +35,39 @@ class ServedModels:
 
     model: Annotated[
         list[str] | None,
-        _model("--model", "PATH|ID", "Target: a folder or a Hub id; repeatable", filled, default="the mini pair"),
+        _model(
+            "--model",
+            "PATH|ID",
+            "Target: a folder, a Hub id or a configured name; repeatable",
+            filled,
+            default="every model on this machine",
+        ),
     ] = None
     drafter: Annotated[
         list[str] | None,
-        _model("--drafter", "PATH|ID|none", "Drafter of the model in the same place; repeatable", filled),
+        _model(
+            "--drafter",
+            "PATH|ID|none",
+            "Drafter of the model in the same place; repeatable",
+            filled,
+            default="as configured",
+        ),
     ] = None
     draft_bits: Annotated[
-        int | None, _model("--draft-bits", "4|8", "Quantize the drafters on load", one_integer_of(4, 8))
+        int | None,
+        _model("--draft-bits", "4|8", "Quantize the drafters on load", one_integer_of(4, 8), default="as configured"),
     ] = None
-    target_dtype: Annotated[
-        str,
-        _model("--target-dtype", "auto|bfloat16|float32", "float32 dequantizes on load",
-               one_of("auto", "bfloat16", "float32")),
-    ] = "auto"  # fmt: skip
+    target_dtype: Annotated[str | None, TargetDtype] = None
+    base_path: Annotated[Path | None, BasePath] = None
     preload: Annotated[
-        bool, typer.Option("--preload/--no-preload", help="Load the first model at start", rich_help_panel="Model")
+        bool,
+        typer.Option(
+            "--preload/--no-preload", help="Load the first model and pinned ones at start", rich_help_panel="Model"
+        ),
     ] = True
 
     def __post_init__(self) -> None:
-        models, drafters = self.model or [MINI], self.drafter or []
+        models, drafters = self.model or [], self.drafter or []
         if drafters and len(drafters) != len(models):
             raise UsageError(
                 f"--drafter: got {len(drafters)} for {len(models)} --model, expected one for each, or none at all"
@@ -63,21 +77,35 @@ class ServedModels:
         if twice:
             raise UsageError(f"--model: got {twice[0]!r} twice, expected different names")
 
-    def sources(self) -> list[CommandLineSource]:
-        from ..web.served import CommandLineSource
+    def wanted(self) -> list[Wanted]:
+        """The models of the command line, each with what is said of its drafter."""
+        from ..web.offers import Wanted
 
-        models = self.model or [MINI]
+        models = self.model or []
         nothing: list[str | None] = [None] * len(models)
         drafters = list(self.drafter) if self.drafter else nothing
-        return [self._source(CommandLineSource, *pair) for pair in zip(models, drafters, strict=True)]
+        return [
+            Wanted(model, model_name(model), _drafting(drafter))
+            for model, drafter in zip(models, drafters, strict=True)
+        ]  # fmt: skip
 
-    def _source(self, kind: type[CommandLineSource], target: str, drafter: str | None) -> CommandLineSource:
-        plain = drafter == NO_DRAFTER
-        named = None if plain else drafter
-        options: dict[str, Any] = {"target_dtype": self.target_dtype}
-        if self.draft_bits is not None and (named is not None or (target == MINI and not plain)):
-            options["draft_bits"] = self.draft_bits
-        return kind(model_name(target), target, named, _defaults(), plain, options)
+    def catalogue(self) -> Catalogue:
+        """What is offered, by these options and the settings."""
+        from ..settings.paths import find_base
+        from ..web.offers import Catalogue
+
+        given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
+        base = find_base(self.base_path)
+        return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
+
+
+def _drafting(drafter: str | None) -> dict[str, Any]:
+    """What `--drafter` says, by the keys of the settings."""
+    if drafter is None:
+        return {}
+    if drafter == NO_DRAFTER:
+        return {"dflash_enabled": False}
+    return {"dflash_enabled": True, "dflash_draft_model": drafter}
 
 
 @dataclass(frozen=True)
@@ -108,11 +136,15 @@ class LimitOptions:
     max_body_mb: Annotated[float, _limits("--max-body-mb", "X", "Largest request, in MB", _positive)] = 32.0
     max_loaded: Annotated[int | None, _limits("--max-loaded", "N", "Models in memory at once", integer(1))] = None
     max_memory_gb: Annotated[
-        float | None, _limits("--max-memory-gb", "X", "Weights in memory at once, in GB", _positive)
-    ] = None
+        float | None,
+        _limits("--max-memory-gb", "X", "Weights in memory at once, in GB", _positive,
+                default="what this machine gives to models"),
+    ] = None  # fmt: skip
     idle_unload: Annotated[
-        float | None, _limits("--idle-unload", "SECONDS", "Unload a model that nobody used for so long", _positive)
-    ] = None
+        float | None,
+        _limits("--idle-unload", "SECONDS", "Unload a model that nobody used for so long", _positive,
+                default="as configured, else never"),
+    ] = None  # fmt: skip
     stuck_after: Annotated[
         float, _limits("--stuck-after", "SECONDS", "Report a reply that stands still for so long", _positive)
     ] = 120.0
@@ -136,47 +168,71 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
 
         claimed = bind("127.0.0.1" if server.host == "localhost" else server.host, server.port)
         with claimed:
-            if models.model is None:
-                out.note("no --model given: serving the embedded mini pair")
             _start_log(server.log_level)
-            service = _service(models, limits, out)
+            out.status("looking through the models")
+            catalogue = models.catalogue()
+            _announce(models, catalogue, out)
+            service = _service(models, catalogue, limits, out)
             host, port = claimed.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            out.info(f"serving {', '.join(source.name for source in models.sources())} on http://{shown}:{port}/v1")
+            out.info(f"serving {_listing(service.pool.names)} on http://{shown}:{port}/v1")
             run(make_app(service, version=d2.__version__, api_key=server.key), claimed, service.stop)
 
 
-def _service(models: ServedModels, limits: LimitOptions, out: Output) -> Service:
+def _announce(models: ServedModels, catalogue: Catalogue, out: Output) -> None:
+    """Say what was chosen for the user, and what the settings have to tell."""
+    sources = [source for source in catalogue.offered.sources if source.card.base is None]
+    if models.model is None and len(sources) == 1:
+        out.note("no --model given, and no other model on this machine: serving the embedded mini pair")
+    elif models.model is None:
+        out.note(f"no --model given: offering the {len(sources)} models of this machine, {sources[0].name} first")
+    for note in catalogue.offered.notes:
+        out.note(note)
+    for source in sources:
+        if source.card.problem is not None:
+            out.note(f"{source.name} cannot be loaded: {source.card.problem}")
+
+
+def _listing(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, out: Output) -> Service:
     """What the server works with; the first model is loaded here, so that one that cannot be ends the command."""
+    from dflash2_mlx import analysis
+
     from ..web.desk import Desk
     from ..web.pool import ModelPool
     from ..web.service import Limits, Service
 
-    most_bytes = None if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
-    sources = models.sources()
-    pool = ModelPool(sources, most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload)
+    most_bytes = analysis.memory_limit() if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
+    pool = ModelPool(
+        catalogue=catalogue, most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload
+    )  # fmt: skip
     if models.preload:
-        out.status(f"loading {sources[0].name}")
-        pool.adopt(sources[0].load())
+        first = catalogue.offered.sources[0]
+        out.status(f"loading {first.name}")
+        served = first.load()
+        pool.adopt(served)
+        for note in served.report.notes:
+            out.note(f"{first.name}: {note}")
+        if served.report.dflash_fallback_reason is not None:
+            out.note(f"{first.name}: plain decoding: {served.report.dflash_fallback_reason}")
     desk = Desk(limits.max_running, limits.max_waiting, limits.stuck_after)
-    return Service(pool, desk, Limits(body_bytes=int(limits.max_body_mb * 10**6)))
-
-
-def _defaults() -> Any:
-    """What a request gets that names nothing itself: the values oMLX starts with."""
-    import dflash2_mlx as d2
-
-    return d2.GenerationConfig(max_tokens=32768, sampling=d2.SamplingConfig(temperature=1.0, top_p=0.95))
+    body = int(limits.max_body_mb * 10**6)
+    return Service(pool, desk, Limits(body_bytes=body), load_pinned=models.preload)
 
 
 def _start_log(level: str) -> None:
     from ..web.log import PlainFormatter
 
     handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(level.upper())
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     log = logging.getLogger("dflash2.serve")
     log.addHandler(handler)
-    log.setLevel(level.upper())
+    log.setLevel(min(handler.level, logging.INFO))  # the status page shows what is told at this level, whatever
     log.propagate = False
     errors = logging.getLogger("uvicorn.error")
     errors.addHandler(handler)

@@ -92,9 +92,9 @@ def set_(
     base_path: Base = None,
 ) -> None:
     """Change settings of a model; `KEY=null` goes back to the default."""
+    from ..manage.checks import check_values
     from ..settings.names import check_new, find_model
     from ..settings.store import parse_assignments
-    from .settings_checks import check_values
 
     given = parse_assignments(values)
     store = _store(base_path)
@@ -131,8 +131,8 @@ def preset(
     base_path: Base = None,
 ) -> None:
     """Set up a model for DFlash 2 as announced: drafter, quantization, block size, verify mode."""
+    from ..manage.checks import PRESET, preset_values
     from ..settings.names import check_new, find_model
-    from .settings_checks import PRESET, preset_values
 
     if name != PRESET:
         raise UsageError(f"preset: got {name!r}, expected {PRESET}")
@@ -147,26 +147,24 @@ def preset(
 @settings.command()
 def recover(base_path: Base = None) -> None:
     """Keep settings files that cannot be read under another name, so that new ones can be written."""
-    from ..settings.files import SettingsError
+    from ..manage.changes import recover as set_aside
 
-    store = _store(base_path)
-    moved = []
-    for file in (store.models, store.profiles, store.extras):
-        try:
-            file.read()
-        except SettingsError:
-            moved.append(f"{file.path} is now {file.set_aside().name}")
+    moved = set_aside(_store(base_path))
     with Output() as out:
         out.data("\n".join(moved or ["every file can be read: nothing to do"]) + "\n")
 
 
 def _own(named: Named) -> Named:
     if named.profile is not None:
-        raise UsageError(f"model: got the profile {named.typed!r}, expected the model itself ({named.model_id})")
+        raise UsageError(
+            f"model: got {named.typed!r} and its profile {named.profile!r}, expected the model alone ({named.model_id})"
+        )
     return named
 
 
 def _save(store: Store, found: Settings, named: Named, values: dict[str, Any], notes: list[str]) -> None:
+    from ..engine import outlook
+    from ..manage.changes import consequences, omlx_note
     from ..settings.names import is_folder
     from .settings_view import assignment_line
 
@@ -176,30 +174,9 @@ def _save(store: Store, found: Settings, named: Named, values: dict[str, Any], n
         out.data(f"{named.model_id}\n")
         for name, value in values.items():
             out.data(f"  {assignment_line(name, value)}\n")
-        _, effective, outlook = _look(store.load(), named.typed)
-        for note in [*notes, *_consequences(values, effective, outlook), *_omlx_note(found)]:
+        effective, plan, told = outlook(store.load(), named, os.environ)
+        for note in [*notes, *consequences(values, effective, plan, told), *omlx_note(found)]:
             out.note(note)
-
-
-def _consequences(values: dict[str, Any], effective: Effective, outlook: dict[str, Any]) -> list[str]:
-    """What the user should know of what was just saved."""
-    from ..settings.keys import KEYS
-
-    notes = [*outlook["notes"], *(f"not used: {problem}" for problem in effective.problems)]
-    if outlook["dflash_fallback_reason"]:
-        notes.append(f"plain decoding: {outlook['dflash_fallback_reason']}")
-    served = [name for name, value in values.items() if KEYS[name].use == "serve" and value is not None]
-    if served:
-        notes.append(f"{', '.join(served)}: for the server, which is not built yet")
-    covered = [name for name in values if effective.origin(name) == "environment"]
-    notes += [f"{name}: {KEYS[name].variable} is set and wins in this environment" for name in covered]
-    return notes
-
-
-def _omlx_note(found: Settings) -> list[str]:
-    if not found.of_omlx:
-        return []
-    return ["oMLX, if it runs, must reload its settings (or be started anew) before it saves, or it undoes this change"]
 
 
 @profile.command("list")
@@ -247,6 +224,7 @@ def show_profile(
 
 
 def _change_profile(model: str, base_path: Path | None, name: str, verb: str) -> None:
+    from ..manage.changes import omlx_note
     from ..settings import profiles
     from ..settings.names import find_model
 
@@ -257,7 +235,7 @@ def _change_profile(model: str, base_path: Path | None, name: str, verb: str) ->
     action[verb](store, named.model_id, name)
     with Output() as out:
         out.data(f"{named.model_id}: profile {name} {verb}\n")
-        for note in _omlx_note(found):
+        for note in omlx_note(found):
             out.note(note)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import queue
 import shutil
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -22,6 +23,8 @@ from .hub import Page, RemoteFile, file_url
 from .transfer import Job, Listener, Stopped, fetch, present
 
 WORKERS = 4
+POLL_S = 0.1
+PARTING_S = 1.0  # for workers to notice a stop
 SPARE_BYTES = 256 * 2**20  # left free for everybody else
 # What loading reads (the library's own list), and what a person wants to find beside it.
 WANTED = (
@@ -152,8 +155,7 @@ def _run(jobs: Sequence[Job], listener: Listener, stop: threading.Event) -> None
         worker.start()
     failure: BaseException | None = None
     try:
-        for _ in workers:
-            error = ended.get()
+        for error in _endings(ended, len(workers), stop):
             if error is not None and not isinstance(error, Stopped):
                 failure = failure or error
                 stop.set()
@@ -166,6 +168,23 @@ def _run(jobs: Sequence[Job], listener: Listener, stop: threading.Event) -> None
         raise failure
     if stop.is_set():
         raise Stopped
+
+
+def _endings(
+    ended: queue.SimpleQueue[BaseException | None], workers: int, stop: threading.Event
+) -> Iterator[BaseException | None]:
+    """How each worker ended; one that still waits for the network a moment after a stop is left behind."""
+    left_at = None
+    for _ in range(workers):
+        while True:
+            try:
+                yield ended.get(timeout=POLL_S)
+                break
+            except queue.Empty:
+                if stop.is_set():
+                    left_at = left_at or time.monotonic() + PARTING_S
+                    if time.monotonic() > left_at:
+                        return
 
 
 def gigabytes(size: int) -> str:

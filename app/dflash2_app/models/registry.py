@@ -95,12 +95,6 @@ def known_pairs() -> tuple[KnownPair, ...]:
     return tuple(_pair(entry) for entry in _content()["pair"])
 
 
-@functools.cache
-def known_v1_targets() -> tuple[str, ...]:
-    """Targets that a DFlash (version 1) drafter exists for, whose Hub id is not on record."""
-    return tuple(name for entry in _content()["known_v1"] for name in entry["targets"])
-
-
 def _content() -> dict[str, Any]:
     return tomllib.loads(_FILE.read_text(encoding="utf-8"))
 
@@ -139,14 +133,18 @@ def suggest(target: str | None = None, config: Mapping[str, Any] | None = None) 
             found.append(Suggestion(pair, by_name=True))
         elif fits:
             found.append(Suggestion(pair, by_name=False))
-    return sorted(found, key=lambda item: not item.by_name)
+    return sorted(found, key=lambda item: (not item.by_name, -item.pair.version))
 
 
-def _shapes_fit(target: KnownTarget, config: Mapping[str, Any]) -> bool:
+def _shapes_fit(target: KnownTarget, config: Mapping[str, Any]) -> bool | None:
+    """Whether a target's shapes are the registry's; None where the registry does not know them."""
     nested = config.get("text_config")
     text = nested if isinstance(nested, Mapping) else config
     stated = (text.get("num_hidden_layers"), text.get("hidden_size"), text.get("vocab_size"))
-    return stated == (target.layers, target.hidden_size, target.vocab_size)
+    known = (target.layers, target.hidden_size, target.vocab_size)
+    if known == (None, None, None):
+        return None
+    return stated == known
 
 
 def find_drafter(name: str) -> KnownPair | None:

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from .hub import ATTEMPTS, HubError, RemoteFile, explained, is_network, is_passi
 
 _READ_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
+_TELL_S = 0.25
 _SHA256_DIGITS = 64
 
 
@@ -115,19 +117,26 @@ def _read_on(job: Job, have: int, listener: Listener, stop: threading.Event) -> 
         hf_raise_for_status(answer)
         _check_answer(job, answer, have)
         mode, size = ("ab", have) if answer.status_code == 206 else ("wb", 0)
-        with job.partial.open(mode) as out:
-            told = size
+        # Unbuffered, and nothing is written after a stop: a worker that was left behind must not touch the file.
+        with job.partial.open(mode, buffering=0) as out:
+            told, told_at = size, time.monotonic()
             listener.reached(job, size)
             for chunk in answer.iter_bytes():  # as it comes: whole pieces would be lost with the connection
+                if stop.is_set():
+                    raise Stopped
                 size += len(chunk)
                 if size > job.file.size:
                     raise _wrong_size(job, f"more than {job.file.size}")
-                out.write(chunk)
-                if size - told >= _CHUNK_BYTES:
-                    told = size
+                _write_all(out, chunk)
+                if size - told >= _CHUNK_BYTES or time.monotonic() - told_at > _TELL_S:
+                    told, told_at = size, time.monotonic()
                     listener.reached(job, size)
-                if stop.is_set():
-                    raise Stopped
+
+
+def _write_all(out: Any, chunk: bytes) -> None:
+    left = memoryview(chunk)
+    while left:
+        left = left[out.write(left) :]
 
 
 def _check_answer(job: Job, answer: Any, have: int) -> None:

@@ -21,8 +21,8 @@ MINI = "mini"
 class Named:
     """A model as somebody named it.
 
-    `model_id` is its key in the files, `typed` the name that was given, `profile` the exposed profile that the
-    name asks for, and `known` whether the files have a record of it.
+    `model_id` is its key in the files, `typed` the name that was given (without the profile), `profile` the exposed
+    profile that the name asks for, and `known` whether the files have a record of it.
     """
 
     model_id: str
@@ -45,7 +45,10 @@ def check_new(settings: Settings, named: Named) -> None:
 
 
 def is_folder(text: str) -> bool:
-    return text != MINI and Path(text).expanduser().is_dir()
+    try:
+        return text != MINI and Path(text).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long a name, no such user, a NUL
+        return False
 
 
 def is_hub_id(text: str) -> bool:
@@ -56,15 +59,14 @@ def is_hub_id(text: str) -> bool:
 
 def find_model(settings: Settings, name: str) -> Named:
     """Find the model that a name means; one that the files do not know gets the id they would give it."""
-    profile = None
     found = _find_id(settings.models, name)
-    if found is None and ":" in name:
-        front, _, back = name.rpartition(":")
-        owner = _find_id(settings.models, front)
-        profile = None if owner is None else _exposed(settings, owner, back)
-        found = owner if profile is not None else None
     if found is not None:
-        return Named(found, name, True, profile)
+        return Named(found, name, True)
+    front, colon, back = name.rpartition(":")
+    owner = _find_id(settings.models, front) if colon else None
+    profile = None if owner is None else exposed_profiles(settings, owner).get(back)
+    if owner is not None and profile is not None:
+        return Named(owner, front, True, profile)
     new = new_id(name)
     return Named(new, name, new in settings.models)
 
@@ -90,13 +92,14 @@ def _find_id(models: Mapping[str, Any], name: str) -> str | None:
     return entries[0] if len(entries) == 1 else None
 
 
-def _exposed(settings: Settings, model_id: str, api_name: str) -> str | None:
+def exposed_profiles(settings: Settings, model_id: str) -> dict[str, str]:
+    """A model's profiles that are models of their own to clients: the name after the colon, and the profile's."""
     profiles = settings.profiles.get(model_id)
+    found: dict[str, str] = {}
     for name, profile in (profiles if isinstance(profiles, Mapping) else {}).items():
-        exposed = isinstance(profile, Mapping) and profile.get("expose_as_model") is True
-        if exposed and api_name == (profile.get("api_name") or name):
-            return str(name)
-    return None
+        if isinstance(profile, Mapping) and profile.get("expose_as_model") is True:
+            found.setdefault(str(profile.get("api_name") or name), str(name))
+    return found
 
 
 def new_id(name: str) -> str:

@@ -111,6 +111,59 @@ def remove_profile(store: Store, model_id: str, name: str) -> None:
         store.models.update(lambda records: change_record(records, model_id, {ACTIVE_PROFILE: None}))
 
 
+def rename_profile(store: Store, model_id: str, name: str, new: str) -> None:
+    """Call a profile something else.
+
+    Raises:
+        UsageError: the new name is taken, or not one that oMLX takes.
+        AppError: there is no such profile.
+    """
+    check_name(new)
+    settings = store.load()
+    profile_named(settings, model_id, name)
+    if new in profiles_of(settings, model_id):
+        raise UsageError(f"profile: got {new!r}, expected a name that {model_id} does not have already")
+
+    def change(profiles: dict[str, Any]) -> None:
+        renamed = {new if key == name else key: value for key, value in profiles.get(model_id, {}).items()}
+        profile = renamed[new]
+        if profile.get("display_name") == name:
+            profile["display_name"] = new
+        profile["name"] = new
+        profiles[model_id] = renamed
+
+    store.profiles.update(change)
+    if settings.record(model_id).get(ACTIVE_PROFILE) == name:
+        store.models.update(lambda records: change_record(records, model_id, {ACTIVE_PROFILE: new}))
+
+
+def expose_profile(store: Store, model_id: str, name: str, *, exposed: bool, api_name: str | None = None) -> None:
+    """List a profile as a model of its own, `model:api_name`, or no longer.
+
+    Args:
+        api_name: what stands behind the colon; None keeps what is there, else the profile's name.
+    Raises:
+        UsageError: the name is not one that oMLX takes, or another exposed profile has it.
+        AppError: there is no such profile.
+    """
+    settings = store.load()
+    wanted = api_name or profile_named(settings, model_id, name).get("api_name") or name
+    if api_name is not None:
+        check_name(api_name)
+    for other, profile in profiles_of(settings, model_id).items():
+        taken = profile.get("expose_as_model") is True and wanted == (profile.get("api_name") or other)
+        if exposed and other != name and taken:
+            raise UsageError(f"api_name: got {wanted!r}, expected a name that the profile {other} does not have")
+
+    def change(profiles: dict[str, Any]) -> None:
+        profile = profiles[model_id][name]
+        profile["expose_as_model"] = exposed
+        if api_name is not None:
+            profile["api_name"] = api_name
+
+    store.profiles.update(change)
+
+
 def is_modified(settings: Settings, model_id: str) -> bool:
     """Whether the model's settings differ from its active profile; oMLX forgets the profile then, we say so."""
     record = settings.record(model_id)

@@ -24,11 +24,17 @@ def refuse(given: object, expected: str) -> BadValue:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type with a range: `fits` judges a JSON value, `parse` reads what was typed at a command line."""
+    """A type with a range: `fits` judges a JSON value, `parse` reads what was typed at a command line.
+
+    `form` says what a page asks for it with: "boolean", "integer", "number", "size", "choice", "text", "object" or
+    "list"; `choices` are all values of a choice.
+    """
 
     expected: str
     fits: Callable[[Any], bool]
     parse: Callable[[str], Any]
+    form: str
+    choices: tuple[Any, ...] = ()
 
     def check(self, value: Any) -> Any:
         """Return the value, a whole number in float form (5.0) as an integer.
@@ -83,8 +89,9 @@ def _parse_json(text: str) -> Any:
 
 def boolean() -> Kind:
     return Kind(
-        "true or false", lambda value: isinstance(value, bool), lambda text: _WORDS.get(text.strip().lower(), text)
-    )
+        "true or false", lambda value: isinstance(value, bool), lambda text: _WORDS.get(text.strip().lower(), text),
+        "boolean",
+    )  # fmt: skip
 
 
 def integer(low: int, high: int | None = None) -> Kind:
@@ -94,43 +101,47 @@ def integer(low: int, high: int | None = None) -> Kind:
         expected,
         lambda value: _is_integer(value) and value >= low and (high is None or value <= high),
         _parse_integer,
+        "integer",
     )
 
 
 def size(low: int = 1) -> Kind:
     """A number of bytes."""
     return Kind(
-        f"a number of bytes >= {low}, such as 8GiB", lambda value: _is_integer(value) and value >= low, _parse_size
-    )
+        f"a number of bytes >= {low}, such as 8GiB", lambda value: _is_integer(value) and value >= low, _parse_size,
+        "size",
+    )  # fmt: skip
 
 
 def one_integer_of(*choices: int) -> Kind:
     expected = " or ".join(map(str, choices))
-    return Kind(expected, lambda value: _is_integer(value) and value in choices, _parse_integer)
+    return Kind(expected, lambda value: _is_integer(value) and value in choices, _parse_integer, "choice", choices)
 
 
 def number(expected: str, fits: Callable[[float], bool]) -> Kind:
     """A finite number of some range, described by `expected`."""
-    return Kind(f"a number {expected}", lambda value: _is_number(value) and fits(value), _parse_number)
+    return Kind(f"a number {expected}", lambda value: _is_number(value) and fits(value), _parse_number, "number")
 
 
 def word(*choices: str) -> Kind:
-    return Kind(" or ".join(choices), lambda value: isinstance(value, str) and value in choices, str.strip)
+    expected = " or ".join(choices)
+    return Kind(expected, lambda value: isinstance(value, str) and value in choices, str.strip, "choice", choices)
 
 
 def text(expected: str = "a text", fits: Callable[[str], bool] = bool) -> Kind:
-    return Kind(expected, lambda value: isinstance(value, str) and fits(value), str)
+    return Kind(expected, lambda value: isinstance(value, str) and fits(value), str, "text")
 
 
 def mapping() -> Kind:
-    return Kind('a JSON object such as {"enable_thinking": false}', lambda value: isinstance(value, dict), _parse_json)
+    expected = 'a JSON object such as {"enable_thinking": false}'
+    return Kind(expected, lambda value: isinstance(value, dict), _parse_json, "object")
 
 
 def names() -> Kind:
     def fits(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
 
-    return Kind('a JSON list of names such as ["enable_thinking"]', fits, _parse_json)
+    return Kind('a JSON list of names such as ["enable_thinking"]', fits, _parse_json, "list")
 
 
 # Clean-up rules: what oMLX makes of a value before it checks or saves it. None means "as if absent".

@@ -7,8 +7,9 @@ where we do not understand it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +116,36 @@ class Store:
             UsageError: the values cannot stand together with what is there.
             SettingsError: a file cannot be read or written.
         """
-        own = {name: value for name, value in values.items() if name in KEYS and KEYS[name].extra}
+        own, shared = split_extras(values)
         if source is not None:
             own[SOURCE] = source
-        shared = {name: value for name, value in values.items() if name not in own}
         settings = self.load()  # all files must be readable before one is written
         if shared:
             self.models.update(lambda records: change_record(records, model_id, shared, settings))
         if own and (settings.extra(model_id) or any(value is not None for value in own.values())):
             self.extras.update(lambda records: _assign(_own_record(records, model_id, self.extras.path), own))
+
+
+def split_extras(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of our side file, and those of oMLX's."""
+    own = {name: value for name, value in values.items() if name in KEYS and KEYS[name].extra}
+    return own, {name: value for name, value in values.items() if name not in own}
+
+
+def changed(settings: Settings, model_id: str, values: Mapping[str, Any]) -> Settings:
+    """The settings as they would be after a change; nothing is written.
+
+    Raises:
+        UsageError: the values cannot stand together with what is there.
+        SettingsError: what stands under this id is no record.
+    """
+    own, shared = split_extras(values)
+    models, extras = copy.deepcopy(dict(settings.models)), copy.deepcopy(dict(settings.extras))
+    if shared:
+        change_record(models, model_id, shared, settings)
+    if own:
+        _assign(_own_record(extras, model_id, settings.base.extras), own)
+    return replace(settings, models=models, extras=extras)
 
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:

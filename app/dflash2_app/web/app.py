@@ -19,13 +19,20 @@ from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
+from .bench_api import BenchApi
+from .chat_model_api import ChatModelApi
+from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
+from .log_buffer import LogBuffer
+from .manager import Manager
 from .models_api import ModelsApi
 from .openapi.document import Description
 from .pages import Pages
+from .race_api import RaceApi
 from .service import Service
+from .status_api import StatusApi
 
 log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for
@@ -37,13 +44,23 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
     Args:
         api_key: asked of every client; None lets in whoever reaches this machine's own address.
     """
-    models = ModelsApi(service, version)
+    models, bench, manager = ModelsApi(service, version), BenchApi(service), Manager(service)
+    lines = LogBuffer([api_key or ""])
+    status = StatusApi(service, lines, version=version, key_required=api_key is not None)
     routes = [
         *Pages().routes(),
+        *bench.routes(),
+        *manager.routes(),
+        *status.routes(),
+        *RaceApi(service, version).routes(),
+        *ChatsApi(service).routes(),
+        *ChatModelApi(service).routes(),
         Route("/health", models.health, methods=["GET"]),
         Route("/metrics", models.metrics, methods=["GET"]),
         Route("/v1/models", models.list, methods=["GET"]),
         Route("/v1/models/status", models.status, methods=["GET"]),
+        Route("/v1/models/refresh", models.refresh, methods=["POST"]),
+        Route("/v1/models/{name:path}/reload", models.reload, methods=["POST"]),
         Route("/v1/models/{name:path}/load", models.load, methods=["POST"]),
         Route("/v1/models/{name:path}/unload", models.unload, methods=["POST"]),
         Route("/v1/models/{name:path}/settings", models.change, methods=["POST"]),
@@ -59,13 +76,21 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        sweeping = asyncio.create_task(_unload_idle(service))
+        beside = [asyncio.create_task(_unload_idle(service))]
+        if service.load_pinned:
+            beside.append(asyncio.create_task(service.pool.load_pinned()))
+        lines.attach()
+        manager.start()
         try:
             yield
         finally:
             service.desk.close()
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
+            manager.close()
+            await bench.close()
+            lines.detach()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     return Starlette(
         routes=routes,

@@ -15,13 +15,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from .api.errors import QUEUE_FULL, UNAVAILABLE, ApiError
 
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
+T = TypeVar("T")
 AHEAD = 64  # events a reply may be ahead of the client that reads it
 
 
@@ -63,6 +61,7 @@ class Desk:
         self._running: set[Seat] = set()
         self._line: deque[Seat] = deque()
         self._closed = False
+        self.admitted = 0  # seats that were ever called
 
     @property
     def running(self) -> int:
@@ -119,23 +118,22 @@ class Desk:
         while self._line and len(self._running) < self.most_running:
             seat = self._line.popleft()
             self._running.add(seat)
+            self.admitted += 1
             seat.called.set()
 
 
-async def read(
-    events: Generator[d2.GenerationEvent, None, None], seat: Seat
-) -> AsyncGenerator[d2.GenerationEvent, None]:
-    """The events of one reply, read in a thread of their own; the seat is left when that thread is done.
+async def read(events: Generator[T, None, None], seat: Seat) -> AsyncGenerator[T, None]:
+    """The events of one reply or of several in a row, read in a thread of their own; with it the seat is left.
 
     Closing this iterator cancels the reply: its thread sees it at the next event, so at most one more round than the
     one under way is worked off.
     """
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Queue[d2.GenerationEvent | _End] = asyncio.Queue()
+    arrived: asyncio.Queue[T | _End] = asyncio.Queue()
     room = threading.Semaphore(AHEAD)
     gone = threading.Event()
 
-    def pass_on(item: d2.GenerationEvent | _End) -> None:
+    def pass_on(item: T | _End) -> None:
         seat.last_sign = time.monotonic()
         arrived.put_nowait(item)
         if isinstance(item, _End):

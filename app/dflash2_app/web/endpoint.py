@@ -14,6 +14,7 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ..errors import AppError
 from .api.anthropic import MessagesCall
 from .api.errors import INTERNAL, QUEUE_FULL, ApiError, from_library
 from .api.fields import Fields, parse_json
@@ -54,7 +55,7 @@ def _count(served: Served, call: MessagesCall) -> int:
     ask = call.ask(served)
     try:
         return served.count_tokens(ask.prompt, ask.config)
-    except d2.Dflash2Error as error:
+    except (d2.Dflash2Error, AppError) as error:
         raise from_library(error) from None
 
 

@@ -23,9 +23,17 @@ log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the server is up
 OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key when it opens a page
 ANTHROPIC_PATHS = ("/v1/messages",)
+WATCHED_PATHS = (
+    "/health",
+    "/metrics",
+    "/api/status",
+    "/api/doctor",
+    "/api/logs",
+    "/api/logs/events",
+)  # asked every few seconds by pages
 COUNTED_PATHS = frozenset(
-    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/chat/completions /v1/completions
-/v1/responses /v1/messages /v1/messages/count_tokens""".split()
+    """/health /metrics /openapi.json /v1/models /v1/models/status /v1/models/refresh
+/v1/chat/completions /v1/completions /v1/responses /v1/messages /v1/messages/count_tokens""".split()
 )
 
 
@@ -75,7 +83,10 @@ class Guard:
         finally:
             took = time.perf_counter() - began
             self._metrics.request(_known(scope), status)
-            log.info("%s %s %s in %.2f s", scope["method"], _path(scope), status or "left", took)
+            watched = scope["path"] in WATCHED_PATHS or scope["path"].startswith(OPEN_FOLDER)
+            watched = watched and scope["method"] == "GET" and status in (200, 304)
+            level = logging.DEBUG if watched else logging.INFO
+            log.log(level, "%s %s %s in %.2f s", scope["method"], _path(scope), status or "left", took)
 
     def _check(self, headers: Mapping[str, str], path: str) -> None:
         if "content-length" in headers and "transfer-encoding" in headers:

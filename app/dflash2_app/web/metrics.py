@@ -31,6 +31,9 @@ HELP = {
     "dflash2_model_dflash_active": ("gauge", "1 for a model in memory that drafts"),
 }
 
+_SUMMED = """replies prompt_tokens cached_tokens generated_tokens rounds drafted_tokens accepted_tokens decode_seconds
+prefill_seconds queue_seconds""".split()  # of each model
+
 _Labels = tuple[tuple[str, str], ...]
 
 
@@ -58,6 +61,21 @@ class Metrics:
             ("decode_seconds", stats.decode_s), ("prefill_seconds", stats.prefill_s), ("queue_seconds", queued_s),
         ):  # fmt: skip
             self._add(f"dflash2_{name}_total", value, model=model)
+
+    def totals(self) -> dict[str, Any]:
+        """The sums since the start, for a page: of requests, and of the replies of each model."""
+        requests, models, failures = Counter[str](), dict[str, dict[str, float]](), 0.0
+        for (name, labels), value in self._counts.items():
+            what, given = name.removeprefix("dflash2_").removesuffix("_total"), dict(labels)
+            if what == "requests":
+                requests[given["status"]] += int(value)
+            elif "model" in given:
+                sums = models.setdefault(given["model"], dict.fromkeys(_SUMMED, 0))
+                sums[what] += value
+            elif what == "reply_failures":
+                failures += value
+        return {"requests": sum(requests.values()), "requests_by_status": dict(requests),
+                "reply_failures": failures, "models": models}  # fmt: skip
 
     def text(self, running: int, waiting: int, models: Sequence[Mapping[str, Any]]) -> str:
         """All metrics in Prometheus's text form."""

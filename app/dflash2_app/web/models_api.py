@@ -1,8 +1,9 @@
-"""What is loaded, and loading and unloading it; health and metrics."""
+"""What is offered and loaded, loading and unloading it, and settings that have changed; health and metrics."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -36,6 +37,7 @@ class ModelsApi:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def list(self, _: Request) -> Response:
+        await self._service.pool.follow()
         entries = [self._entry(name) for name in self._service.pool.names]
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return json_response(
@@ -43,15 +45,28 @@ class ModelsApi:
         )  # both OpenAI's form and Anthropic's
 
     async def one(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._service.pool.check(name)
-        return json_response(self._entry(name))
+        await self._service.pool.follow()
+        return json_response(self._entry(request.path_params["name"]))
 
     async def status(self, _: Request) -> Response:
-        desk = self._service.desk
+        desk, pool = self._service.desk, self._service.pool
+        await pool.follow()
         queue = {"running": desk.running, "waiting": desk.waiting, "most_running": desk.most_running,
                  "most_waiting": desk.most_waiting}  # fmt: skip
-        return json_response({"models": self._service.pool.status(), "queue": queue})
+        return json_response(
+            {"models": pool.status(), "queue": queue, "default_model": pool.default, "notes": pool.notes,
+             "left_out": pool.left_out}
+        )  # fmt: skip
+
+    async def refresh(self, request: Request) -> Response:
+        """Look through settings and model folders again; what has changed."""
+        await self._no_fields(request)
+        return json_response(asdict(await self._service.pool.refresh(rescan=True)))
+
+    async def reload(self, request: Request) -> Response:
+        """Load a model anew where it is loaded."""
+        await self._no_fields(request)
+        return json_response(await self._service.pool.reload(request.path_params["name"]))
 
     async def load(self, request: Request) -> Response:
         await self._no_fields(request)
@@ -75,6 +90,7 @@ class ModelsApi:
             Fields(parse_json(body)).finish()
 
     def _entry(self, name: str) -> dict[str, Any]:
+        state = self._service.pool.state(name)
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began))
-        return {"id": name, "object": "model", "created": self._began, "owned_by": "local", "type": "model",
-                "display_name": name, "created_at": created}  # fmt: skip
+        return {"id": state["id"], "object": "model", "created": self._began, "owned_by": "local", "type": "model",
+                "display_name": state["display_name"] or state["id"], "created_at": created}  # fmt: skip

@@ -1,74 +1,138 @@
-"""The models a server can answer for: which are in memory, which has to go, and who is using one.
+"""The models a server can answer for, by name: what is loaded, pinned, changed and refused.
 
-Owns: loading and unloading, the order of last use, pins and idle limits. Knows no request. All methods belong to the
-event loop's thread; loading itself happens in a worker thread, one model at a time. Invariant: a model in use is never
-unloaded.
+Owns: the way from a request's name to an engine in memory, and what follows from settings that change while the server
+runs. Knows no request. All methods belong to the event loop's thread. Engines themselves are `engines.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import one_line
-from .api.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError
+from .api.errors import CONFLICT, NOT_FOUND, ApiError
+from .engines import Engines, Held
+from .naming import Names, shown_name
+from .offers import Offered, Offers
 from .served import Served, Source
 
 log = logging.getLogger("dflash2.serve")
+MOST_NAMED = 20  # models that a refusal lists
 
 
-@dataclass
-class _Entry:
-    source: Source
-    served: Served | None = None
-    users: int = 0
-    loading: bool = False
-    pinned: bool = False
-    ttl_s: float | None = None
-    last_use: float = 0.0
-    problem: str | None = None  # why the last attempt to load failed
+@dataclass(frozen=True)
+class Refreshed:
+    """What looking at the settings (or the model folders) again has changed, by model name.
+
+    Args:
+        changed: their settings differ; what is not of the engine holds from the next request on.
+        requires_reload: loaded otherwise than they are configured now.
+        auto_unloaded: of these, unloaded at once, since nobody used them.
+        auto_reloaded: of these, pinned, and being loaded again.
+
+    What requires a reload and was not unloaded is in use: it goes when the last reply ends. The next request loads
+    what is configured.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    requires_reload: tuple[str, ...] = ()
+    auto_unloaded: tuple[str, ...] = ()
+    auto_reloaded: tuple[str, ...] = ()
+
+    def of(self, *names: str) -> dict[str, bool]:
+        """oMLX's words for one model, or for one and its profiles."""
+        words = {
+            "requires_reload": self.requires_reload,
+            "auto_unloaded": self.auto_unloaded,
+            "auto_reloaded": self.auto_reloaded,
+        }
+        return {word: not set(names).isdisjoint(found) for word, found in words.items()}
 
 
 class ModelPool:
-    """Loads what is asked for and makes room for it.
+    """Loads what is asked for, under the settings that hold now.
 
     Args:
-        sources: every model this server can answer for; the first is the default.
-        most_bytes: weights in memory at once; None sets no limit. A source of unknown size counts nothing.
-        most_loaded: models in memory at once; None sets no limit.
-        ttl_s: idle seconds after which a model is unloaded; None keeps it.
+        sources: every model this server can answer for; the first is the default. A catalogue has its own.
+        catalogue: offers models by settings that may change.
+        most_bytes, most_loaded: of what is in memory at once, see `Engines`.
+        ttl_s: idle seconds after which any model is unloaded, whatever its settings say.
         clock: seconds, for tests.
     """
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Source] = (),
         *,
+        catalogue: Offers | None = None,
         most_bytes: int | None = None,
         most_loaded: int | None = None,
         ttl_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._entries = {source.name: _Entry(source, ttl_s=ttl_s) for source in sources}
-        assert len(self._entries) == len(sources), "two models of one name"
-        self._most_bytes, self._most_loaded = most_bytes, most_loaded
-        self._clock = clock
-        self._lock = asyncio.Lock()  # one load at a time: two could fill the memory together
+        self._catalogue, self._ttl_s = catalogue, ttl_s
+        self._engines = Engines(
+            most_bytes=most_bytes, most_loaded=most_loaded, pinned=self._key_pinned, clock=clock
+        )  # fmt: skip
+        self._wishes: dict[str, dict[str, Any]] = {}  # what `change` was told, by model
+        self._refreshing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._offer(Offered(tuple(sources)) if catalogue is None else catalogue.offered)
+
+    def _offer(self, offered: Offered) -> None:
+        self._offered = offered
+        self._sources: dict[str, Source] = {}
+        for source in offered.sources:
+            self._sources.setdefault(source.name, source)  # a profile may bear the name of a model
+        self._names = Names(list(self._sources.values()))
+
+    # What is offered.
 
     @property
     def names(self) -> list[str]:
-        return list(self._entries)
+        """The models that lists show, as they call them."""
+        return [shown_name(source) for source in self._sources.values() if not source.card.is_hidden]
 
-    def adopt(self, served: Served) -> None:
-        """Take a model that was loaded elsewhere, before anybody asked for it."""
-        entry = self._find(served.name)
-        entry.served, entry.last_use = served, self._clock()
+    @property
+    def default(self) -> str | None:
+        """The name of the default model, None when nothing is offered."""
+        return next(iter(self._sources), None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the settings files and the model folders."""
+        return list(self._offered.notes)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Models on this machine that cannot be offered, and why."""
+        return dict(self._offered.left_out)
+
+    def find(self, name: str) -> Source:
+        """The model that a name means.
+
+        Raises:
+            ApiError: no such model (404).
+        """
+        found = self._names.find(name)
+        if found is not None:
+            return self._sources[found]
+        if self._offered.fallback and self.default is not None:
+            return self._sources[self.default]
+        reason = self._offered.left_out.get(name)
+        known = self.names
+        more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+        expected = f"one of: {', '.join(known[:MOST_NAMED])}{more}" if reason is None else f"another one: {reason}"
+        raise ApiError(
+            f"model: got {name[:100]!r}, expected {expected}",
+            status=NOT_FOUND, param="model", code="model_not_found",
+        )  # fmt: skip
 
     def check(self, name: str) -> None:
         """Refuse a name nobody knows.
@@ -76,28 +140,51 @@ class ModelPool:
         Raises:
             ApiError: no such model (404).
         """
-        self._find(name)
+        self.find(name)
+
+    # What is in memory.
+
+    def peek(self, name: str) -> Served | None:
+        """The model if it is in memory; nothing is loaded and its last use stays as it is.
+
+        Raises:
+            ApiError: no such model (404).
+        """
+        source = self.find(name)
+        held = self._engines.find(source.key)
+        return None if held is None or held.served is None else source.view(held.served)
+
+    def adopt(self, served: Served) -> None:
+        """Take a model that was loaded elsewhere, before anybody asked for it."""
+        self._engines.adopt(self._sources[served.name], served)
 
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Served]:
-        """Hold a model in memory, loading it first if need be.
+        """Hold a model in memory under its present settings, loading it first if need be.
 
         Raises:
             ApiError: no such model (404), it cannot be loaded, or no room can be made (503).
         """
-        entry = self._find(name)
-        entry.users += 1  # before waiting, so that nobody unloads it in between
-        try:
-            yield await self._loaded(entry)
-        finally:
-            entry.users -= 1
-            entry.last_use = self._clock()
+        await self.follow()
+        source = self.find(name)
+        async with self._engines.using(source) as served:
+            view = source.view(served)
+            if self._names.find(name) is None:
+                told = f"model: {name[:100]!r} is not known here: the default model {source.name} was used"
+                view = replace(view, notes=(*view.notes, told))
+            yield view
 
     async def load(self, name: str) -> dict[str, Any]:
         """Load a model now; its status when done."""
         async with self.using(name):
             pass
-        return self._status(self._find(name))
+        return self._status(self.find(name))
+
+    async def load_pinned(self) -> None:
+        """Load every pinned model; one that cannot be loaded is logged and shown in the status."""
+        for source in list(self._sources.values()):
+            if self._pinned(source):
+                await self._load_again(source.name)
 
     async def unload(self, name: str) -> dict[str, Any]:
         """Drop a model from memory.
@@ -105,126 +192,162 @@ class ModelPool:
         Raises:
             ApiError: no such model (404), or it is in use (409).
         """
-        entry = self._find(name)
-        if entry.users or entry.loading:
-            doing = "being loaded" if entry.loading else f"used by {entry.users} request(s)"
-            raise ApiError(f"model: {name} is {doing}, expected an idle one", status=CONFLICT, param="model")
-        self._drop(entry)
-        return self._status(entry)
+        source = self.find(name)
+        held = self._engines.find(source.key)
+        if held is not None and (held.users or held.loading):
+            doing = "being loaded" if held.loading else f"used by {held.users} request(s)"
+            raise ApiError(f"model: {source.name} is {doing}, expected an idle one", status=CONFLICT, param="model")
+        if held is not None:
+            self._engines.drop(held)
+        return self._status(source)
+
+    async def reload(self, name: str) -> dict[str, Any]:
+        """Load a model anew where it is loaded; replies under way end on what they began with."""
+        await self.follow()
+        source = self.find(name)
+        if self._engines.retire(source.key) is None:
+            return self._status(source)
+        return await self.load(source.name)
 
     def change(self, name: str, *, pinned: bool | None = None, ttl_s: float | None = None) -> dict[str, Any]:
-        """Pin or unpin a model, or set its idle limit (0 removes it)."""
-        entry = self._find(name)
+        """Pin or unpin a model, or set its idle limit (0 removes it), until its settings say otherwise."""
+        source = self.find(name)
+        wishes = self._wishes.setdefault(source.card.base or source.name, {})
         if pinned is not None:
-            entry.pinned = pinned
+            wishes["pinned"] = pinned
         if ttl_s is not None:
-            entry.ttl_s = ttl_s or None
-        return self._status(entry)
+            wishes["ttl_s"] = ttl_s or None
+        return self._status(source)
 
     def unload_idle(self) -> list[str]:
         """Unload what has been idle beyond its limit; the names of what went."""
-        now, gone = self._clock(), []
-        for entry in self._entries.values():
-            limit = entry.ttl_s
-            if self._idle(entry) and not entry.pinned and limit is not None and now - entry.last_use >= limit:
-                self._drop(entry)
-                gone.append(entry.source.name)
+        gone = []
+        for key, held in self._engines.items():
+            idle_s, limit = self._engines.idle_s(held), self._ttl(held)
+            if idle_s is not None and limit is not None and idle_s >= limit and not self._key_pinned(key):
+                self._engines.drop(held)
+                gone.append(held.source.name)
         return gone
 
-    def status(self) -> list[dict[str, Any]]:
-        return [self._status(entry) for entry in self._entries.values()]
+    # What changes.
 
-    def _find(self, name: str) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
-            known = ", ".join(self._entries)
-            raise ApiError(
-                f"model: got {name[:100]!r}, expected one of: {known}",
-                status=NOT_FOUND, param="model", code="model_not_found",
-            )  # fmt: skip
-        return entry
+    async def follow(self) -> None:
+        """Notice settings that have changed; cheap when none have. Every request begins with this."""
+        if self._catalogue is not None and self._catalogue.changed():
+            await self.refresh()
 
-    async def _loaded(self, entry: _Entry) -> Served:
-        if entry.served is not None:
-            return entry.served
-        async with self._lock:
-            if entry.served is not None:
-                return entry.served
-            self._make_room(entry)
-            entry.loading = True
-            try:
-                # Shielded: who asked may leave; the load goes on for the next.
-                entry.served = await asyncio.shield(asyncio.create_task(self._read(entry)))
-            finally:
-                entry.loading = False
-            return entry.served
+    async def refresh(self, *, rescan: bool = False) -> Refreshed:
+        """Look at the settings again, and act on what has changed.
 
-    async def _read(self, entry: _Entry) -> Served:
-        log.info("loading %s", entry.source.name)
-        began = time.perf_counter()
-        try:
-            served = await asyncio.to_thread(entry.source.load)
-        except Exception as error:  # noqa: BLE001 - the boundary: whoever asked is told, and the server goes on
-            entry.problem = one_line(str(error)) or type(error).__name__
-            log.warning("cannot load %s: %s", entry.source.name, entry.problem)
-            raise ApiError(
-                f"model: {entry.source.name} cannot be loaded: {entry.problem}",
-                status=UNAVAILABLE, param="model", code="model_not_loaded",
-            ) from None  # fmt: skip
-        entry.served, entry.problem = served, None
-        entry.last_use = self._clock()
-        log.info("loaded %s in %.1f s", entry.source.name, time.perf_counter() - began)
-        return served
+        Args:
+            rescan: look through the model folders as well: a model was added or removed.
+        """
+        if self._catalogue is None:
+            return Refreshed()
+        async with self._refreshing:
+            if not rescan and not self._catalogue.changed():
+                return Refreshed()
+            offered = await asyncio.to_thread(self._catalogue.read, rescan=rescan)
+            return self._adapt(offered)
 
-    def _make_room(self, wanted: _Entry) -> None:
-        need = wanted.source.weight_bytes or 0
-        if self._most_bytes is not None and need > self._most_bytes:
-            raise ApiError(
-                f"model: {wanted.source.name} needs {need} bytes, expected at most {self._most_bytes}",
-                status=UNAVAILABLE, param="model", code="out_of_memory",
-            )  # fmt: skip
-        while not self._fits(need):
-            idle = [entry for entry in self._entries.values() if self._idle(entry) and not entry.pinned]
-            if not idle:
-                raise ApiError(
-                    f"model: no room for {wanted.source.name}: every loaded model is in use or pinned",
-                    status=UNAVAILABLE, param="model", code="out_of_memory",
-                )  # fmt: skip
-            oldest = min(idle, key=lambda entry: entry.last_use)
-            log.info("unloading %s to make room for %s", oldest.source.name, wanted.source.name)
-            self._drop(oldest)
-
-    def _fits(self, need: int) -> bool:
-        held = [entry for entry in self._entries.values() if entry.served is not None]
-        if self._most_loaded is not None and len(held) >= self._most_loaded:
-            return False
-        return (
-            self._most_bytes is None or sum(item.source.weight_bytes or 0 for item in held) + need <= self._most_bytes
+    def _adapt(self, offered: Offered) -> Refreshed:
+        before = self._sources
+        self._offer(offered)
+        after = self._sources
+        kept = [name for name in after if name in before]
+        changed = [name for name in kept if after[name] != before[name]]
+        for name in changed:
+            if before[name].card.is_pinned != after[name].card.is_pinned:
+                self._wishes.get(name, {}).pop("pinned", None)
+            if before[name].card.ttl_s != after[name].card.ttl_s:
+                self._wishes.get(name, {}).pop("ttl_s", None)
+        was_held = {key for key, held in self._engines.items() if held.served is not None or held.users}
+        outcome = self._retire_unwanted()
+        moved = [name for name in kept if before[name].key != after[name].key and before[name].key in was_held]
+        again = [name for name in moved if self._pinned(after[name])]
+        for name in again:
+            task = asyncio.create_task(self._load_again(name))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return Refreshed(
+            added=tuple(name for name in after if name not in before),
+            removed=tuple(name for name in before if name not in after),
+            changed=tuple(changed),
+            requires_reload=tuple(moved),
+            auto_unloaded=tuple(name for name in moved if outcome.get(before[name].key)),
+            auto_reloaded=tuple(again),
         )
 
-    def _idle(self, entry: _Entry) -> bool:
-        return entry.served is not None and not entry.users and not entry.loading
+    def _retire_unwanted(self) -> dict[Hashable, bool]:
+        """Engines that no model is configured for any more, and whether they went at once."""
+        wanted = {source.key for source in self._sources.values()}
+        gone = {key: self._engines.retire(key) for key, _ in self._engines.items() if key not in wanted}
+        return {key: done for key, done in gone.items() if done is not None}
 
-    def _drop(self, entry: _Entry) -> None:
-        entry.served = None
-        gc.collect()  # modules of a model refer to each other in circles
+    async def _load_again(self, name: str) -> None:
+        try:
+            await self.load(name)
+        except ApiError as error:
+            log.warning("%s", error.message)
 
-    def _status(self, entry: _Entry) -> dict[str, Any]:
-        served = entry.served
+    # What is known of each.
+
+    def status(self) -> list[dict[str, Any]]:
+        return [self._status(source) for source in self._sources.values()]
+
+    def state(self, name: str) -> dict[str, Any]:
+        """One model's entry of `status`.
+
+        Raises:
+            ApiError: no such model (404).
+        """
+        return self._status(self.find(name))
+
+    def _pinned(self, source: Source) -> bool:
+        return bool(self._wishes.get(source.card.base or source.name, {}).get("pinned", source.card.is_pinned))
+
+    def _key_pinned(self, key: Hashable) -> bool:
+        return any(self._pinned(source) for source in self._sources.values() if source.key == key)
+
+    def _ttl(self, held: Held) -> float | None:
+        return self._source_ttl(self._sources.get(held.source.name, held.source))
+
+    def _source_ttl(self, source: Source) -> float | None:
+        wishes = self._wishes.get(source.card.base or source.name, {})
+        if "ttl_s" in wishes:
+            return wishes["ttl_s"]
+        return source.card.ttl_s if self._ttl_s is None else self._ttl_s
+
+    def _status(self, source: Source) -> dict[str, Any]:
+        card, held, served = source.card, self._engines.find(source.key), self.peek(source.name)
+        idle_s = None if held is None else self._engines.idle_s(held)
         report = {
-            "effective_engine": None, "dflash_requested": None, "dflash_active": None, "dflash_fallback_reason": None,
-        } if served is None else asdict(served.report)  # fmt: skip
+            "effective_engine": None, "dflash_requested": card.dflash_requested, "dflash_active": None,
+            "dflash_fallback_reason": None, "notes": list(card.notes),
+        } if served is None else served.report.to_dict()  # fmt: skip
         return {
-            "id": entry.source.name,
+            "id": shown_name(source),
+            "name": source.name,
+            "model_id": card.model_id,
+            "alias": card.alias,
+            "profile": card.profile,
+            "base": card.base,
+            "display_name": card.display_name,
+            "description": card.description,
+            "is_default": source.name == self.default,
+            "is_hidden": card.is_hidden,
+            "is_favorite": card.is_favorite,
             "loaded": served is not None,
-            "is_loading": entry.loading,
-            "pinned": entry.pinned,
-            "ttl_seconds": entry.ttl_s,
-            "idle_seconds": round(self._clock() - entry.last_use, 3) if self._idle(entry) else None,
-            "active_requests": entry.users,
-            "weight_bytes": entry.source.weight_bytes,
+            "is_loading": held is not None and held.loading,
+            "requires_reload": any(source.name in item.names for item in self._engines.leaving),
+            "pinned": self._pinned(source),
+            "ttl_seconds": self._source_ttl(source),
+            "idle_seconds": None if idle_s is None else round(idle_s, 3),
+            "active_requests": 0 if held is None else held.users,
+            "weight_bytes": source.weight_bytes,
             "context_length": None if served is None else served.engine.context_length,
-            "block_size": None if served is None else served.engine.block_size,
-            "problem": entry.problem,
+            "block_size": None if served is None else served.pair.block_size or served.engine.block_size,
+            "problem": card.problem or (None if held is None else held.problem),
+            "settings": {name: dict(value) for name, value in card.settings.items()},
             **report,
         }

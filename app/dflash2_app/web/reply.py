@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .api.ask import AUTO, REQUIRED, Ask, thinks
+from ..errors import AppError
+from .api.ask import AUTO, REQUIRED, Ask
 from .api.errors import from_library, refuse
 from .api.parts import CallReader, Marks, Part, PartReader, ToolCall
 from .grammars import CALL_FORMS
@@ -67,15 +68,14 @@ class Reply:
         self.served, self.ask = served, ask
         try:
             vocabulary = Vocabulary(served.vocab_size, served.engine.stop_token_ids)
-            if ask.config.chat_template and thinks(served):
-                served.stream(ask.prompt, ask.config).close()  # the library says what is wrong with a prompt
-            begins = served.thinking_state(ask.prompt, ask.config)
+            prompt = served.render(ask.prompt, ask.config)
+            begins = served.thinking_state(prompt, ask.config)
             opened = begins == INSIDE
             marks = None if begins == NO_THINKING else _thinking_marks(served)
             rules = _rules(served, ask, vocabulary, marks, opened)
             constraint = None if rules is None else ReplyRules(rules)
-            self.events: Generator[d2.GenerationEvent, None, None] = served.stream(ask.prompt, ask.config, constraint)
-        except d2.Dflash2Error as error:
+            self.events: Generator[d2.GenerationEvent, None, None] = served.stream(prompt, ask.config, constraint)
+        except (d2.Dflash2Error, AppError) as error:
             raise from_library(error) from None
         self._place = None if marks is None else _thinking(vocabulary, marks, opened, None, Anything(vocabulary))
         self._reader = _part_reader(served, ask, marks is not None, opened)
@@ -94,6 +94,7 @@ class Reply:
         logprobs = self._place_tokens(event)
         out = self.outcome
         out.stats = event.stats
+        out.stats.notices[:0] = [*self.served.notes, *self.ask.notes]
         out.logprobs += logprobs
         kept = []
         for part in parts:
@@ -235,6 +236,7 @@ def usage_details(stats: d2.GenerationStats) -> dict[str, Any]:
         "acceptance_length": stats.acceptance_length,
         "acceptance_by_position": stats.acceptance_by_position,
         "width": stats.block_size,
+        "verify_mode": stats.verify_mode,
         "synchronous_rounds": stats.synchronous_rounds,
         "prefill_s": stats.prefill_s,
         "decode_s": stats.decode_s,

@@ -1,52 +1,53 @@
-"""One loaded model as the server sees it, and how a request becomes a reply of it.
+"""One loaded model as a request sees it, and the seam to whatever loads models.
 
-Owns: the seam between the interfaces and whatever loads models: `Served` and `Source`. Knows no endpoint, no settings
-file. Whoever has better ways to load (settings, profiles, prefix caches) gives the pool other sources.
+Owns: `Served` (a configured engine with what a request that names nothing itself gets), `Source` (something that can
+be loaded) and its `Card`. Knows no endpoint and no settings file; `offers.py` makes sources of them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from ..engine import Configured, Report
+from ..settings.resolve import FORCED
 from .grammars import Grammars
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-PLAIN, DFLASH2 = "plain", "dflash2"
 INSIDE, BEFORE, NO_THINKING = "inside", "before", "none"  # where a reply begins
-NO_DRAFTER = "no drafter given"
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 
 @dataclass(frozen=True)
-class Report:
-    """What runs, in oMLX's words."""
-
-    effective_engine: str
-    dflash_requested: bool
-    dflash_active: bool
-    dflash_fallback_reason: str | None = None
-
-
-@dataclass(frozen=True)
 class Served:
-    """A loaded model: its engine, what came of its settings, and what a request gets that names nothing itself.
+    """A loaded model under one name, with the settings that hold for its requests.
 
-    `defaults` holds sampling, length and drafting; `template_defaults` variables of the chat template, of which a
-    request may not change those named in `forced_template`.
+    `grammars` belong to what is loaded: other settings over the same engine share them. `notes` are told with every
+    reply. `config` stands in place of the settings' own defaults, for a server that was given other ones.
     """
 
     name: str
-    engine: d2.Engine
-    report: Report
-    defaults: d2.GenerationConfig
-    template_defaults: Mapping[str, Any] = field(default_factory=dict)
-    forced_template: frozenset[str] = frozenset()
+    pair: Configured
+    grammars: Grammars
+    notes: tuple[str, ...] = ()
+    config: d2.GenerationConfig | None = None
+
+    @classmethod
+    def of(cls, name: str, pair: Configured, **more: Any) -> Self:
+        """A model that was just loaded."""
+        return cls(name, pair, Grammars(pair.engine.tokenizer, pair.engine.stop_token_ids), **more)
+
+    @property
+    def engine(self) -> d2.Engine:
+        return self.pair.engine
+
+    @property
+    def report(self) -> Report:
+        return self.pair.report
 
     @property
     def tokenizer(self) -> Any:
@@ -58,8 +59,27 @@ class Served:
         return int(self.engine.target.spec.vocab_size)
 
     @functools.cached_property
-    def grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.engine.stop_token_ids)
+    def defaults(self) -> d2.GenerationConfig:
+        """What a request gets that names nothing itself."""
+        return self.pair.generation_config() if self.config is None else self.config
+
+    @property
+    def template_defaults(self) -> Mapping[str, Any]:
+        """Variables of the chat template, where a request names none."""
+        return self.defaults.chat_template_kwargs or {}
+
+    @functools.cached_property
+    def forced_sampling(self) -> frozenset[str]:
+        """Fields in which the settings win over a request (Force sampling)."""
+        values = self.pair.effective
+        return frozenset(name for name in FORCED if values["force_sampling"] and values.configured(name))
+
+    @functools.cached_property
+    def forced_template(self) -> Mapping[str, Any]:
+        """Variables of the chat template that a request may not change, with their values."""
+        standing = self.template_defaults
+        names = self.pair.effective["forced_ct_kwargs"] or ()
+        return {name: standing[name] for name in names if name in standing}
 
     @property
     def template_text(self) -> str:
@@ -69,50 +89,92 @@ class Served:
             template = template.get("default")
         return template if isinstance(template, str) else ""
 
-    def stream(
-        self, prompt: Prompt, config: d2.GenerationConfig, constraint: d2.LogitConstraint | None = None
-    ) -> Generator[d2.GenerationEvent, None, None]:
-        """Reply to a prompt; nothing runs before the first event is asked for.
+    def render(self, prompt: Prompt, config: d2.GenerationConfig) -> d2.RenderedPrompt:
+        """The prompt's tokens, for `stream` and `thinking_state`: a prompt is rendered once.
 
         Raises:
-            ConfigError, PromptError: at once.
+            PromptError: the prompt cannot be used.
         """
         import dflash2_mlx as d2
 
-        return d2.stream_generate(self.engine, prompt, config, constraint=constraint)
+        return d2.render_prompt(
+            self.tokenizer,
+            prompt,
+            chat_template=config.chat_template,
+            template_kwargs=config.chat_template_kwargs,
+            find_boundaries=self.pair.prefix_cache is not None,
+        )
+
+    def stream(
+        self,
+        prompt: Prompt | d2.RenderedPrompt,
+        config: d2.GenerationConfig,
+        constraint: d2.LogitConstraint | None = None,
+    ) -> Generator[d2.GenerationEvent, None, None]:
+        """Reply to a prompt, as the settings say; nothing runs before the first event is asked for.
+
+        Raises:
+            ConfigError, PromptError, AppError: at once.
+        """
+        return self.pair.stream_generate(prompt, config, constraint=constraint)
 
     def count_tokens(self, prompt: Prompt, config: d2.GenerationConfig) -> int:
         """How many tokens a prompt has.
 
         Raises:
-            PromptError: the prompt cannot be used.
+            ConfigError, PromptError, AppError: there could be no reply to it.
         """
-        self.stream(prompt, config).close()  # checks the prompt; a reply nobody asked for costs nothing
-        if isinstance(prompt, str) and not (config.chat_template and self.tokenizer.has_chat_template):
-            return len(self.tokenizer.encode(prompt))
-        return len(self._render(prompt, config, tokenize=True))
+        import dflash2_mlx as d2
 
-    def thinking_state(self, prompt: Prompt, config: d2.GenerationConfig) -> str:
+        rendered = self.render(prompt, config)
+        self.stream(rendered, config).close()  # only checks: a reply nobody asked for costs nothing
+        return d2.count_prompt_tokens(self.engine, rendered, config)
+
+    def thinking_state(self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig) -> str:
         """Where a reply to this prompt begins, by the marks at the prompt's end.
 
         Returns:
             "inside" the thinking, "before" it (the model may think or not), or "none": past it, or without any.
         """
-        tokenizer = self.tokenizer
-        templated = tokenizer.has_chat_template and config.chat_template
-        if isinstance(prompt, str) or not templated or not tokenizer.has_thinking:
-            return NO_THINKING
-        text = str(self._render(prompt, config, tokenize=False)).rstrip()
-        if text.endswith(tokenizer.think_start):
-            return INSIDE
-        return NO_THINKING if text.endswith(tokenizer.think_end) else BEFORE
+        import dflash2_mlx as d2
 
-    def _render(self, prompt: Prompt, config: d2.GenerationConfig, *, tokenize: bool) -> Any:
-        if not self.tokenizer.has_chat_template:
-            assert not isinstance(prompt, str)
-            return self.tokenizer.encode(prompt[-1]["content"])  # type: ignore[call-overload,index]
-        kwargs = config.chat_template_kwargs or {}
-        return self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=tokenize, **kwargs)
+        tokenizer = self.tokenizer
+        if not (config.chat_template and tokenizer.has_chat_template and tokenizer.has_thinking):
+            return NO_THINKING
+        end = d2.prompt_end(tokenizer, prompt.ids)
+        if end.endswith(tokenizer.think_start):
+            return INSIDE
+        return NO_THINKING if end.endswith(tokenizer.think_end) else BEFORE
+
+
+@dataclass(frozen=True)
+class Card:
+    """An offered model in lists: its names, and what its settings wish for it apart from replies.
+
+    Args:
+        model_id: its key in the settings files.
+        alias: the name its settings give it.
+        profile: of an exposed profile, the profile's name; `base` is then the name of the model it belongs to.
+        ttl_s: idle seconds after which it may go; None keeps it.
+        dflash_requested, notes, settings: what is known of replies before anything is loaded; `settings` holds a
+            value and its origin by key.
+        problem: why it cannot be loaded as it is configured.
+    """
+
+    model_id: str | None = None
+    alias: str | None = None
+    profile: str | None = None
+    base: str | None = None
+    is_hidden: bool = False
+    is_pinned: bool = False
+    is_favorite: bool = False
+    ttl_s: float | None = None
+    display_name: str | None = None
+    description: str | None = None
+    dflash_requested: bool | None = None
+    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str | None = None
 
 
 class Source(Protocol):
@@ -123,47 +185,51 @@ class Source(Protocol):
         """What requests call it."""
 
     @property
+    def card(self) -> Card: ...
+
+    @property
+    def key(self) -> Hashable:
+        """Sources of one key share what is loaded; another key means another engine."""
+
+    @property
     def weight_bytes(self) -> int | None:
-        """Memory its weights take; None where unknown before loading."""
+        """Memory its weights take, target and drafter; None where unknown before loading."""
+
+    def check(self) -> None:
+        """Refuse what cannot be loaded, before anything makes room for it.
+
+        Raises:
+            AppError: its settings cannot be used, or it cannot fit this machine.
+        """
 
     def load(self) -> Served:
         """Read the weights; takes seconds to minutes."""
 
+    def view(self, served: Served) -> Served:
+        """This source's settings over what it, or another one of its key, has loaded."""
+
 
 @dataclass(frozen=True)
-class CommandLineSource:
-    """A model named on the command line.
+class LoadedSource:
+    """A model that is in memory already, for a server of this one."""
 
-    Args:
-        target: folder, Hub id or "mini".
-        drafter: folder or Hub id; None decodes plainly (the embedded pair brings its own, unless `plain`).
-        options: further arguments of `dflash2_mlx.load`.
-    """
-
-    name: str
-    target: str
-    drafter: str | None
-    defaults: d2.GenerationConfig
-    plain: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    served: Served
+    card: Card = field(default_factory=Card)
+    weight_bytes: int | None = None
 
     @property
-    def weight_bytes(self) -> int | None:
-        folders = [Path(part) for part in (self.target, self.drafter) if part is not None]
-        if not all(folder.is_dir() for folder in folders):
-            return None
-        return sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    def name(self) -> str:
+        return self.served.name
+
+    @property
+    def key(self) -> Hashable:
+        return self.name
+
+    def check(self) -> None:
+        """It is loaded, so it fits."""
 
     def load(self) -> Served:
-        import dflash2_mlx as d2
+        return self.served
 
-        engine = d2.load(self.target, None if self.plain else self.drafter, **self.options)
-        drafts = engine.drafter is not None and not self.plain
-        report = Report(
-            effective_engine=DFLASH2 if drafts else PLAIN,
-            dflash_requested=self.drafter is not None or (self.target == "mini" and not self.plain),
-            dflash_active=drafts,
-            dflash_fallback_reason=None if drafts else NO_DRAFTER,
-        )
-        defaults = replace(self.defaults, mode="auto" if drafts or engine.drafter is None else PLAIN)
-        return Served(self.name, engine, report, defaults)
+    def view(self, served: Served) -> Served:
+        return served

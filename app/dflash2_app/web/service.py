@@ -50,6 +50,7 @@ class Service:
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    load_pinned: bool = True  # at start
 
     def stop(self) -> None:
         """End what runs and admit nobody: the server is about to end."""
@@ -63,6 +64,7 @@ class Service:
         Raises:
             ApiError: unknown model, a request it cannot serve, a full line.
         """
+        await self.pool.follow()
         self.pool.check(model)
         seat = self.desk.take()
         running = None

@@ -13,6 +13,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_app.chat.app import ChatApp
 from dflash2_app.chat.loop import run_chat
+from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.slash import COMMANDS, Leave, completions, obey
 from dflash2_app.errors import AppError, UsageError
 from tests.pairs import BOOTSTRAP
@@ -162,7 +163,7 @@ def test_save_load_and_reset(app: ChatApp, view: RecordingView) -> None:
     app.ask("more")
     assert len(app.store.load("first").messages) == 4, "a loaded chat goes on being saved"
     obey(app, "/load")
-    assert "first" in view.said[-1].split("\n")
+    assert f"first  {QUESTION}" in view.said[-1].split("\n")
     with pytest.raises(AppError, match="chat: got 'other'"):
         obey(app, "/load other")
     assert len(app.chat.messages) == 4
@@ -295,3 +296,38 @@ def test_every_command_is_in_the_help_and_completed(app: ChatApp, view: Recordin
     assert completions(app, "/set temperature 0") == completions(app, "/nope x") == []
     with pytest.raises(Leave):
         obey(app, "/EXIT")
+
+
+def test_a_chat_that_was_changed_elsewhere_is_not_overwritten(app: ChatApp, view: RecordingView) -> None:
+    app.ask(QUESTION)
+    first = app.name
+    assert first is not None
+    theirs = app.store.load(first)
+    theirs.messages += [Message("user", "from the browser"), Message("assistant", "yes")]
+    app.store.save(first, theirs)
+    with pytest.raises(AppError, match="it was changed elsewhere"):
+        obey(app, "/save")
+    app.ask("more")
+    assert app.name != first and f"this one goes on as {app.name}, {first} stays as it is there" in " ".join(view.said)
+    assert app.store.load(first).messages[2].content == "from the browser"
+    assert [message.content for message in app.store.load(app.name or "").messages][2] == "more"
+    app.ask("and more")
+    assert len(app.store.names()) == 2, "it goes on under its new name"
+
+
+def test_what_the_web_app_keeps_stays_with_the_chat(app: ChatApp, view: RecordingView) -> None:
+    reply = Message("assistant", "yes", numbers={"ttft_s": 0.5}, finish_reason="stop")
+    theirs = Chat([Message("user", "a"), reply, Message("user", "b")], title="Web", server={"stop": ["END"]})
+    app.store.save("web", theirs)
+    obey(app, "/load web")
+    said = "\n".join(view.said)
+    assert "web “Web”: 2 turns" in said and "stop: kept with the chat, without effect in the terminal" in said
+    assert "its last question has no reply yet" in said
+    app.ask("c")
+    assert "the question without a reply was taken back" in view.said[-1]
+    saved = app.store.load("web")
+    assert (saved.title, saved.server, saved.messages[1]) == ("Web", {"stop": ["END"]}, reply)
+    assert [message.content for message in saved.messages[:3]] == ["a", "yes", "c"]
+    assert saved.messages[3].numbers["mode"] == "dflash2" and saved.messages[3].finish_reason == "length"
+    obey(app, "/load")
+    assert "web  Web" in view.said[-1].split("\n")

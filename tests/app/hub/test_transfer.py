@@ -208,10 +208,10 @@ def test_the_disk_fills_up_on_the_way(run: Run, big: Hub, monkeypatch: pytest.Mo
         def __exit__(self, *_: object) -> None:
             self.file.close()
 
-        def write(self, data: bytes) -> None:
+        def write(self, data: bytes) -> int:
             if self.file.tell() > 1_000_000:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            self.file.write(data)
+            return self.file.write(data)
 
     def opened(path: Path, mode: str = "r", *rest: object, **more: object) -> object:
         file = real(path, mode, *rest, **more)

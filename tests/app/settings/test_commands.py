@@ -64,7 +64,7 @@ def test_the_preset_on_a_chip_that_emulates_bfloat16(run: Run, base: Path, monke
     ("model", "words"),
     [
         ("someone/Unknown-3B", "got no drafter on record for it, expected one of Qwen3.8-27B, "),
-        ("mlx-community/Qwen3-4B-4bit", "got no DFlash 2 drafter on record; a DFlash one exists"),
+        ("someone/Qwen3-4B-tuned", "got no drafter on record for it, expected one of Qwen3.8-27B, "),
     ],
 )
 def test_a_preset_without_a_drafter(run: Run, base: Path, model: str, words: str) -> None:
@@ -214,9 +214,9 @@ def test_unset_needs_a_model_with_settings(run: Run) -> None:
     assert "expected one that has settings" in run("settings", "unset", "o/m", "top_k").error
 
 
-def test_what_is_for_the_server_says_so(run: Run) -> None:
+def test_what_is_for_the_server_is_saved_like_the_rest(run: Run, base: Path) -> None:
     ran = run("settings", "set", "o/m", "is_pinned=on", "ttl_seconds=60")
-    assert "is_pinned, ttl_seconds: for the server, which is not built yet" in ran.err
+    assert ran.code == 0 and read(base)["models"]["o--m"] == {"is_pinned": True, "ttl_seconds": 60}
 
 
 def test_a_bad_value_in_a_file_is_told(run: Run, base: Path) -> None:
@@ -270,13 +270,20 @@ def test_an_exposed_profile_is_shown_and_not_changed(run: Run, base: Path) -> No
     shown = json.loads(run("settings", "show", "o/m:hot", "--json", "--origin").out)
     assert (shown["settings"]["temperature"], shown["origins"]["temperature"]) == (0.9, "profile")
     assert shown["settings"]["top_k"] == 3
-    assert "expected the model itself (o--m)" in run("settings", "set", "o/m:hot", "top_k=1").error
+    assert "and its profile 'h', expected the model alone (o--m)" in run("settings", "set", "o/m:hot", "top_k=1").error
 
 
 def test_no_command_reads_a_real_home(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLASH2_BASE_PATH")
     run("settings", "set", "o/m", "top_k=1")
     assert (home / ".dflash2-mlx" / "model_settings.json").is_file()
+
+
+def test_a_preset_says_when_the_only_drafter_is_one_of_version_1(run: Run, base: Path) -> None:
+    ran = run("settings", "preset", "dflash2", "mlx-community/Qwen3-4B-4bit")
+    assert ran.code == 0 and "is a DFlash drafter (version 1): no DFlash 2 drafter is on record" in ran.err
+    record = read(base)["models"]["mlx-community--Qwen3-4B-4bit"]
+    assert record["dflash_draft_model"] == "z-lab/Qwen3-4B-DFlash-b16"
 
 
 def test_every_registry_pair_can_be_preset(run: Run, base: Path) -> None:

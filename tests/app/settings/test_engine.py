@@ -11,6 +11,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_app import engine
 from dflash2_app.engine import load_configured, prepare
+from dflash2_app.fit import Room
 from dflash2_app.settings.files import SettingsError
 from dflash2_app.settings.plan import Abilities
 
@@ -207,6 +208,18 @@ def test_what_later_parts_of_the_library_will_get(
     configure(base, o__t=ON)
     assert load_configured("o/t").prefix_cache is None, "of no use to a single reply"
     assert load_configured("o/t", several=True).prefix_cache == "cache"
+    monkeypatch.setattr(engine, "check_memory", lambda *_, **__: Room(10**9))
+    tight = load_configured("o/t", several=True)
+    assert made[-1][1] == 10**9 and "In-memory cache size: 8.6 GB are set" in tight.report.notes[-1]
+
+
+def test_a_prefix_cache_takes_no_more_than_the_models_leave() -> None:
+    wanted, least = 8 * 2**30, 64 * 2**20
+    assert Room().prefix_bytes(wanted) == (wanted, None), "nothing is known of this machine"
+    assert Room(wanted).prefix_bytes(wanted) == (wanted, None)
+    given, note = Room(10**9).prefix_bytes(wanted)
+    assert given == 10**9 and note is not None and note.startswith("In-memory cache size: 8.6 GB are set and 1.0 GB")
+    assert Room(0).prefix_bytes(wanted)[0] == least
 
 
 def test_request_levels(library: FakeLibrary, base: Path, pairs: list[tuple[str, str]]) -> None:

@@ -14,7 +14,7 @@ from dflash2_app.models.registry import bare_name, best_fit, check_pair, config_
 from tests.published import DFLASH2
 from tests.tiny import TARGET_CONFIGS, drafter_config
 
-BY_NAME = {pair.target.name: pair for pair in known_pairs()}
+BY_NAME = {pair.target.name: pair for pair in known_pairs() if pair.version == 2}
 QWEN = BY_NAME["Qwen3.8-27B"]
 
 
@@ -32,7 +32,7 @@ def test_facts_agree_with_the_published_configs(name: str) -> None:
 
 def test_every_published_pair_is_there_with_the_announced_setup() -> None:
     assert set(BY_NAME) == set(DFLASH2)
-    assert all((pair.runtime_block_size, pair.verify_mode, pair.version) == (5, "dflash", 2) for pair in known_pairs())
+    assert all((pair.runtime_block_size, pair.verify_mode) == (5, "dflash") for pair in known_pairs())
     assert QWEN.sampling == {"temperature": 1.0, "top_p": 0.95, "top_k": 20}
     assert QWEN.mirrors == ("z-lab/Qwen3.8-27B-DFlash2",)
     assert registry.find_drafter("Z-LAB/qwen3.8-27b-dflash2") == QWEN
@@ -80,6 +80,15 @@ def test_suggestions() -> None:
     assert suggest("Qwen3.8-27B-pruned-4bit", shapes("Qwen3.8-27B", num_hidden_layers=60)) == []
     assert suggest("Qwen3.8-27B-4bit", shapes("Qwen3.8-27B", num_hidden_layers=60)) == [], "the name is not enough"
     assert suggest(config=shapes("GLM-5.3"))[0].pair == BY_NAME["GLM-5.3"]
+
+
+def test_version_1_drafters_are_suggested_by_name_and_after_those_of_version_2() -> None:
+    found = suggest("mlx-community/Qwen3-8B-4bit", {"num_hidden_layers": 36, "hidden_size": 4096, "vocab_size": 151936})
+    assert [(item.pair.drafter, item.by_name) for item in found] == [("z-lab/Qwen3-8B-DFlash-b16", True)]
+    both = [item.pair for item in suggest("Qwen3.6-35B-A3B-4bit")]
+    assert [pair.version for pair in both] == [2, 1]
+    assert len({pair.drafter for pair in known_pairs()}) == len(known_pairs())
+    assert {item.pair.version for item in suggest("someone/Tuned", shapes("GLM-5.3"))} == {2}
 
 
 def test_best_fit() -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
-from dflash2_app.web.served import Prompt, Report, Served
+from dflash2_app.engine import Configured, Report, prepare
+from dflash2_app.loading import Loaded
+from dflash2_app.settings.names import Named
+from dflash2_app.settings.paths import Base
+from dflash2_app.settings.plan import Abilities, make_plan
+from dflash2_app.settings.resolve import MODEL, resolve
+from dflash2_app.web.offers import SERVER_DEFAULTS, ConfiguredSource
+from dflash2_app.web.served import Card, Prompt, Served
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.load import Engine
 from dflash2_mlx.runtime import owner
@@ -103,8 +111,23 @@ def report(drafts: bool = True) -> Report:
     return Report("dflash2" if drafts else "plain", drafts, drafts, None if drafts else "no drafter given")
 
 
-def tiny_served(name: str = "tiny", *, drafts: bool = True, **tokenizer: Any) -> Served:
-    return Served(name, tiny_engine(drafts=drafts, **tokenizer), report(drafts), defaults())
+def tiny_pair(
+    engine: Engine | None = None, *, drafts: bool = True, cache: d2.PrefixCache | None = None, **settings: Any
+) -> Configured:
+    """An engine under settings by key, as a model's record would give them."""
+    effective = resolve({MODEL: {"max_tokens": 64, **settings}})
+    engine = engine or tiny_engine(drafts=drafts)
+    plan = make_plan(effective, "tiny", abilities=Abilities(adaptive_widths=True, prefix_cache=True))
+    loaded = Loaded(engine, prefix_cache=cache)
+    return Configured(loaded, Named("tiny", "tiny", False), effective, plan, report(drafts))
+
+
+def tiny_served(
+    name: str = "tiny", *, drafts: bool = True, cache: d2.PrefixCache | None = None,
+    settings: dict[str, Any] | None = None, **tokenizer: Any,
+) -> Served:  # fmt: skip
+    engine = tiny_engine(drafts=drafts, **tokenizer)
+    return Served.of(name, tiny_pair(engine, drafts=drafts, cache=cache, **(settings or {})))
 
 
 @dataclass(frozen=True)
@@ -115,14 +138,19 @@ class Scripted(Served):
     per_round: int = 3
     round_s: float = 0.0
     fault: Exception | None = None
+    prompts: list[Any] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
 
+    def render(self, prompt: Prompt, config: d2.GenerationConfig) -> d2.RenderedPrompt:
+        self.prompts.append(prompt)
+        return super().render(prompt, config)
+
     def stream(
-        self, prompt: Prompt, config: d2.GenerationConfig, constraint: d2.LogitConstraint | None = None
+        self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig, constraint: d2.LogitConstraint | None = None
     ) -> Generator[d2.GenerationEvent, None, None]:
         super().stream(prompt, config).close()  # the library's own checks
-        self.asked.append((prompt, config, constraint))
+        self.asked.append((self.prompts[-1], config, constraint))
         return self._events(config)
 
     def _events(self, config: d2.GenerationConfig) -> Generator[d2.GenerationEvent, None, None]:
@@ -146,7 +174,7 @@ class Scripted(Served):
 
 
 def scripted(script: str, name: str = "scripted", *, parser: Any = json_tools, **options: Any) -> Scripted:
-    return Scripted(name, tiny_engine(parser=parser), report(), defaults(), script=script, **options)
+    return Scripted.of(name, tiny_pair(tiny_engine(parser=parser)), script=script, **options)
 
 
 @dataclass
@@ -159,6 +187,17 @@ class ReadySource:
     loads: int = 0
     fault: Exception | None = None
     load_s: float = 0.0
+    card: Card = field(default_factory=Card)
+
+    @property
+    def key(self) -> Hashable:
+        return self.name
+
+    def check(self) -> None:
+        """It always fits."""
+
+    def view(self, served: Served) -> Served:
+        return served
 
     def load(self) -> Served:
         self.loads += 1
@@ -170,6 +209,13 @@ class ReadySource:
 
 def source_of(served: Served, **options: Any) -> ReadySource:
     return ReadySource(served.name, lambda: served, **options)
+
+
+def mini_source(**settings: Any) -> ConfiguredSource:
+    """The embedded pair under settings by key, whatever this machine has configured."""
+    nowhere = Base(Path("/nonexistent"), "default")
+    setup = prepare("mini", command_line=settings, environment={}, base=nowhere, defaults=SERVER_DEFAULTS)
+    return ConfiguredSource("mini", Card(model_id="mini"), setup)
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def test_an_unchanged_file_is_not_sent_again(server):
 def test_no_path_leads_anywhere_else(server, path):
     answer = server.http.get(f"/static/{path}")
     assert answer.status_code == 404 and b"import" not in answer.content
+
+
+def test_libraries_of_others_are_as_published():
+    told = (STATIC / "vendor" / "README.txt").read_text(encoding="utf-8")
+    scripts = list((STATIC / "vendor").glob("*.js"))
+    assert len(scripts) == 2
+    for script in scripts:
+        assert script.name in told and hashlib.sha256(script.read_bytes()).hexdigest() in told
+        licence = script.name.removesuffix(".js").removesuffix(".min") + ".LICENSE.txt"
+        assert (STATIC / "vendor" / licence).read_text(encoding="utf-8").strip()
 
 
 def test_pages_ask_no_other_host_for_anything():

@@ -36,7 +36,7 @@ def test_a_port_in_use_is_one_line(run: Run, busy_port: int) -> None:
     (["--host", "::"], "--host: got '::'"),
     (["--host", "203.0.113.7", "--api-key", "k"], "--host: 203.0.113.7 is no address of this machine"),
     (["--port", "70000"], "--port: got '70000', expected an integer in 0..65535"),
-    (["--drafter", "a", "--drafter", "b"], "--drafter: got 2 for 1 --model"),
+    (["--drafter", "a", "--drafter", "b"], "--drafter: got 2 for 0 --model"),
     (["--model", "mini", "--model", "mini"], "--model: got 'mini' twice"),
     (["--max-running", "0"], "--max-running: got '0', expected an integer in 1..256"),
     (["--max-memory-gb", "-1"], "--max-memory-gb: got '-1', expected a number > 0"),
@@ -55,16 +55,29 @@ def test_a_model_that_cannot_be_loaded_ends_the_command(run: Run, model: str) ->
 def test_models_and_drafters_belong_together(tmp_path: Path) -> None:
     folder = tmp_path / "target"
     folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"x" * 10)
-    options = ServedModels(model=["mini", str(folder), "a/b"], drafter=["mini", "none", "c/d"], draft_bits=4)
-    mini, local, hub = options.sources()
-    assert [(source.name, source.drafter, source.plain) for source in (mini, local, hub)] == [
-        ("mini", "mini", False), ("target", None, True), ("a/b", "c/d", False)
+    options = ServedModels(
+        model=["mini", str(folder), "a/b"], drafter=["mini", "none", "c/d"], draft_bits=4, target_dtype="float32",
+        base_path=tmp_path / "settings",
+    )  # fmt: skip
+    mini, local, hub = options.catalogue().offered.sources
+    plans = [source.setup.plan for source in (mini, local, hub)]
+    assert [source.name for source in (mini, local, hub)] == ["mini", "target", "a/b"]
+    assert [(plan.target, plan.drafter, plan.draft_bits) for plan in plans] == [
+        ("mini", "mini", 4), (str(folder), None, None), ("a/b", "c/d", 4),
     ]  # fmt: skip
-    assert local.weight_bytes == 10 and hub.weight_bytes is None
-    assert mini.options["draft_bits"] == 4 and "draft_bits" not in local.options
-    (alone,) = ServedModels().sources()
-    assert (alone.name, alone.target, alone.defaults.sampling.temperature) == ("mini", "mini", 1.0)
+    assert all(plan.target_dtype == "float32" for plan in plans) and hub.weight_bytes is None
+    (alone,) = ServedModels().catalogue().offered.sources
+    assert (alone.name, alone.setup.target) == ("mini", "mini")
+
+
+def test_a_base_path_has_its_own_settings(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model_settings.json").write_text("{")
+    ran = run("serve", "--port", "0", "--base-path", tmp_path)
+    assert ran.code == 1 and ran.error.startswith(f"{tmp_path}/model_settings.json: got no JSON")
+    (tmp_path / "model_settings.json").write_text('{"models": {"mini": {"temperature": -1}}}')
+    ran = run("serve", "--port", "0", "--base-path", tmp_path)
+    assert ran.code == 1 and ran.error == "mini: temperature (model): got -1, expected a number >= 0"
+    assert "note: no --model given, and no other model on this machine: serving the embedded mini pair" in ran.err
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ messages and calls what stands here for the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ AUTO, REQUIRED, NONE = "auto", "required", "none"
 # Tokens of thinking for an effort, where the chat template has no such variable of its own.
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
 EFFORTS = (NONE, *EFFORT_BUDGETS)
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call the variable
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_TEMPERATURE = 2.0
 # Of sampling fields: least and most, and of whole numbers only the most.
@@ -48,6 +49,7 @@ class Ask:
         tool_choice: "auto", "required", or the name of the one to call.
         schema: the answer is JSON of this schema; None leaves it free.
         thinking_budget: most tokens of thinking; None sets no limit.
+        notes: where the settings win over the request; told with the reply.
     """
 
     prompt: Prompt
@@ -58,6 +60,7 @@ class Ask:
     schema: Mapping[str, Any] | None = None
     schema_param: str = "response_format"
     thinking_budget: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -79,16 +82,28 @@ class Draft:
         import dflash2_mlx as d2
 
         defaults = self.served.defaults
-        standing = self.served.template_defaults if self.served.tokenizer.has_chat_template else {}
-        template = {**standing, **self.template}
+        template = {**(defaults.chat_template_kwargs or {}), **self.template}
         if self.ask.get("tools"):
             template["tools"] = list(self.ask["tools"])
+        if not self.config.get("chat_template", True):
+            template = {}
+        forced = self.served.forced_sampling
         try:
-            sampling = replace(defaults.sampling, **self.sampling)
+            replace(defaults.sampling, **self.sampling)  # a value that does not count has to be a right one, too
+            sampling = replace(
+                defaults.sampling, **{name: value for name, value in self.sampling.items() if name not in forced}
+            )
             config = replace(defaults, sampling=sampling, chat_template_kwargs=template or None, **self.config)
         except d2.ConfigError as error:
             raise from_library(error) from None
-        return Ask(prompt, config, **self.ask)
+        return Ask(prompt, config, **self.ask, notes=tuple(self._overruled(sampling)))
+
+    def _overruled(self, sampling: d2.SamplingConfig) -> Iterator[str]:
+        """What the settings have taken from the request."""
+        for name in sorted(self.served.forced_sampling & self.sampling.keys()):
+            counts = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}[name]
+            if self.sampling[name] != counts:
+                yield f"{name}: {self.sampling[name]:g} was asked for, the settings' {counts:g} counts (Force sampling)"
 
 
 def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = MOST_TEMPERATURE) -> None:
@@ -167,12 +182,19 @@ def read_template(fields: Fields, draft: Draft) -> None:
     if switch is not None:
         variables = {**variables, "enable_thinking": switch}
     for name, value in variables.items():
-        if name in draft.served.forced_template:
-            raise refuse(f"chat_template_kwargs.{name}", value, "nothing: this server's settings fix it")
+        switched = switch is not None and name == "enable_thinking"
+        _check_forced(draft, name, value, fields.name(name if switched else f"chat_template_kwargs.{name}"))
     draft.template.update(variables)
     budget = fields.integer("thinking_budget", 0)
     if budget is not None:
         read_budget(draft, budget, fields.name("thinking_budget"))
+
+
+def _check_forced(draft: Draft, name: str, value: object, param: str) -> None:
+    """Refuse another value for a variable of the template that the settings fix."""
+    forced = draft.served.forced_template
+    if name in forced and forced[name] != value:
+        raise refuse(param, value, f"{forced[name]!r} or nothing: the model's settings fix {name}")
 
 
 def read_budget(draft: Draft, budget: int, param: str) -> None:
@@ -190,6 +212,7 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
         raise refuse(param, effort, " or ".join(map(repr, EFFORTS)))
     template = draft.served.template_text
     if "reasoning_effort" in template:
+        _check_forced(draft, "reasoning_effort", effort, param)
         draft.template["reasoning_effort"] = effort
     elif not thinks(draft.served):
         if effort != NONE:
@@ -204,8 +227,9 @@ def read_effort(draft: Draft, effort: str | None, param: str) -> None:
 
 def set_thinking(draft: Draft, wanted: bool, param: str) -> None:
     """Switch thinking by the template's variable, where it has one."""
-    name = next((word for word in ("enable_thinking", "thinking") if word in draft.served.template_text), None)
+    name = next((word for word in THINKING_SWITCHES if word in draft.served.template_text), None)
     if name is not None:
+        _check_forced(draft, name, wanted, param)
         draft.template.setdefault(name, wanted)
     elif not wanted:
         raise refuse(param, wanted, "thinking: the chat template has no switch for it")

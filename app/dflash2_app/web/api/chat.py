@@ -13,10 +13,7 @@ from ..reply import Outcome
 from ..served import Served
 from . import openai
 from .ask import (
-    AUTO,
     MOST_LOGPROBS,
-    NONE,
-    REQUIRED,
     Ask,
     Draft,
     read_effort,
@@ -52,7 +49,8 @@ class ChatCall:
     def __init__(self, fields: Fields):
         self._fields = fields
         self.model = fields.required_text("model")
-        self.stream, self.with_usage = openai.read_stream(fields)
+        self.wish = openai.read_stream(fields)
+        self.stream = self.wish.stream
         self.messages = read_messages(fields.items("messages"))
         self.logprobs = bool(fields.boolean("logprobs"))
         top = fields.integer("top_logprobs", 0, MOST_LOGPROBS)
@@ -111,8 +109,10 @@ class ChatWriter:
         self._call, self._served = call, served
         self._head = openai.head("chat.completion.chunk", "chatcmpl-", call.model)
         self._calls = 0
+        self._outcome: Outcome | None = None
 
     def start(self, outcome: Outcome) -> list[Frame]:
+        self._outcome = outcome
         return [self._chunk({"role": "assistant", "content": ""})]
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:
@@ -125,7 +125,7 @@ class ChatWriter:
 
     def finish(self, outcome: Outcome) -> list[Frame]:
         frames = [self._chunk({}, reason=outcome.finish_reason)]
-        if self._call.with_usage:
+        if self._call.wish.usage:
             frames.append(Frame({**self._head, "choices": [], "usage": openai.usage(outcome)}))
         return [*frames, Frame("[DONE]")]
 
@@ -144,8 +144,9 @@ class ChatWriter:
         shown = {"content": list(logprobs), "refusal": None} if self._call.logprobs and logprobs else None
         choice = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": reason}
         chunk = {**self._head, "choices": [choice]}
-        if self._call.with_usage:
-            chunk["usage"] = None
+        if self._call.wish.usage:
+            told = self._outcome if self._call.wish.each else None
+            chunk["usage"] = None if told is None else openai.usage(told)
         return Frame(chunk)
 
 
@@ -176,7 +177,8 @@ def _read_format(fields: Fields, draft: Draft) -> None:
 def _read_tools(fields: Fields, draft: Draft) -> None:
     tools = [_tool(item, f"tools[{at}]") for at, item in enumerate(fields.items("tools") or [])]
     parallel = fields.boolean("parallel_tool_calls")
-    set_tools(draft, tools, _tool_choice(fields.take("tool_choice"), AUTO), parallel=parallel is not False)
+    choice = openai.read_tool_choice(fields.take("tool_choice"), nested=True)
+    set_tools(draft, tools, choice, parallel=parallel is not False)
 
 
 def _tool(raw: object, path: str) -> dict[str, Any]:
@@ -186,31 +188,5 @@ def _tool(raw: object, path: str) -> dict[str, Any]:
     inner = fields.inner("function")
     if inner is None:
         raise refuse(f"{path}.function", None, "an object with name and parameters")
-    function: dict[str, Any] = {"name": inner.required_text("name")}
-    function["description"] = inner.text("description") or ""
-    function["parameters"] = inner.mapping("parameters") or {"type": "object", "properties": {}}
-    if inner.boolean("strict"):
-        function["strict"] = True
-    inner.finish()
     fields.finish()
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(raw: object, default: str) -> str:
-    if raw is None:
-        return default
-    if isinstance(raw, str):
-        if raw not in (AUTO, NONE, REQUIRED):
-            raise refuse("tool_choice", raw, "'auto', 'none', 'required' or a function")
-        return raw
-    fields = Fields(raw, "tool_choice")
-    fields.one_of("type", "function")
-    named = fields.inner("function")
-    if named is None:
-        raise refuse("tool_choice.function", None, "an object with the name of a tool")
-    name = named.required_text("name")
-    named.finish()
-    fields.finish()
-    if name in (AUTO, NONE, REQUIRED):
-        raise refuse("tool_choice.function.name", name, "a tool's name that is not a word of its own here")
-    return name
+    return openai.read_function(inner)

@@ -34,7 +34,8 @@ class CompletionCall:
     def __init__(self, fields: Fields):
         self._fields = fields
         self.model = fields.required_text("model")
-        self.stream, self.with_usage = openai.read_stream(fields)
+        self.wish = openai.read_stream(fields)
+        self.stream = self.wish.stream
         self.prompt = _read_prompt(fields.take("prompt"))
         self.logprobs = fields.integer("logprobs", 0, MOST_LOGPROBS)
         fields.only("n", [1], "one reply per request")
@@ -47,14 +48,13 @@ class CompletionCall:
         fields, draft = self._fields, Draft(served)
         read_sampling(fields, draft)
         read_length(fields, draft, "max_tokens")
-        if "max_tokens" not in draft.config:
+        if "max_tokens" not in draft.config and not served.pair.effective.given("max_tokens"):
             draft.config["max_tokens"] = 16  # OpenAI's default
         read_stop(fields, draft)
         draft.config["logprobs"] = self.logprobs
         draft.config["chat_template"] = False
         fields.finish()
-        ask = draft.finish(self.prompt)
-        return Ask(ask.prompt, _without_template(ask.config))
+        return draft.finish(self.prompt)
 
     def whole(self, served: Served, outcome: Outcome) -> dict[str, Any]:
         logprobs = None if self.logprobs is None else _Logprobs(served, self.logprobs).add(outcome.logprobs)
@@ -68,12 +68,6 @@ class CompletionCall:
 
     def writer(self, served: Served) -> CompletionWriter:
         return CompletionWriter(self, served)
-
-
-def _without_template(config: d2.GenerationConfig) -> d2.GenerationConfig:
-    from dataclasses import replace
-
-    return replace(config, chat_template_kwargs=None)
 
 
 def _read_prompt(raw: object) -> str | list[int]:
@@ -115,8 +109,10 @@ class CompletionWriter:
         self._call = call
         self._head = openai.head("text_completion", "cmpl-", call.model)
         self._logprobs = None if call.logprobs is None else _Logprobs(served, call.logprobs)
+        self._outcome: Outcome | None = None
 
     def start(self, outcome: Outcome) -> list[Frame]:
+        self._outcome = outcome
         return []
 
     def parts(self, parts: Sequence[Part], logprobs: Sequence[d2.TokenLogprob]) -> list[Frame]:
@@ -126,7 +122,7 @@ class CompletionWriter:
 
     def finish(self, outcome: Outcome) -> list[Frame]:
         frames = [self._chunk("", None, outcome.finish_reason)]
-        if self._call.with_usage:
+        if self._call.wish.usage:
             frames.append(Frame({**self._head, "choices": [], "usage": openai.usage(outcome)}))
         return [*frames, Frame("[DONE]")]
 
@@ -136,6 +132,7 @@ class CompletionWriter:
     def _chunk(self, text: str, logprobs: dict[str, Any] | None, reason: str | None = None) -> Frame:
         choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
         chunk = {**self._head, "choices": [choice]}
-        if self._call.with_usage:
-            chunk["usage"] = None
+        if self._call.wish.usage:
+            told = self._outcome if self._call.wish.each else None
+            chunk["usage"] = None if told is None else openai.usage(told)
         return Frame(chunk)

@@ -1,15 +1,17 @@
-"""What OpenAI's chat and text completions have in common: usage, log-probabilities, ignored fields."""
+"""What OpenAI's interfaces have in common: usage, log-probabilities, tools, ignored fields."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..reply import Outcome, usage_details
 from ..served import Served
-from .errors import ApiError
+from .ask import AUTO, NONE, REQUIRED
+from .errors import ApiError, refuse
 from .fields import Fields
 
 if TYPE_CHECKING:
@@ -46,18 +48,64 @@ def usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """Whether to stream, and whether the stream's end tells the usage."""
+@dataclass(frozen=True)
+class StreamWish:
+    """How a reply is to be streamed: `usage` at its end, `each` with every piece (vLLM's name for it is longer)."""
+
+    stream: bool
+    usage: bool = False
+    each: bool = False
+
+
+def read_stream(fields: Fields) -> StreamWish:
+    """Whether to stream, and when the stream tells the usage."""
     stream = bool(fields.boolean("stream"))
     options = fields.inner("stream_options")
-    with_usage = False
+    with_usage = each = False
     if options is not None:
         if not stream:
             raise ApiError("stream_options: got them, expected none: stream is not true", param="stream_options")
         with_usage = bool(options.boolean("include_usage"))
+        each = bool(options.boolean("continuous_usage_stats"))
+        if each and not with_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise ApiError(f"{name}: got true, expected include_usage true beside it", param=name)
         options.only("include_obfuscation", [False], "nothing is obfuscated here")
         options.finish()
-    return stream, with_usage
+    return StreamWish(stream, with_usage, each)
+
+
+def read_function(fields: Fields) -> dict[str, Any]:
+    """A function that a reply may call, in the form that chat templates are shown; takes all of `fields`."""
+    function: dict[str, Any] = {"name": fields.required_text("name"), "description": fields.text("description") or ""}
+    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
+    if fields.boolean("strict"):
+        function["strict"] = True
+    fields.finish()
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(raw: object, *, nested: bool) -> str:
+    """The choice in Ask's words.
+
+    Args:
+        nested: a named function stands in an object of its own (chat completions), not beside the type (Responses).
+    """
+    if raw is None or isinstance(raw, str):
+        if raw not in (None, AUTO, NONE, REQUIRED):
+            raise refuse("tool_choice", raw, "'auto', 'none', 'required' or a function")
+        return raw or AUTO
+    fields = Fields(raw, "tool_choice")
+    fields.one_of("type", "function")
+    named = fields.inner("function") if nested else fields
+    if named is None:
+        raise refuse("tool_choice.function", None, "an object with the name of a tool")
+    name = named.required_text("name")
+    named.finish()
+    fields.finish()
+    if name in (AUTO, NONE, REQUIRED):
+        raise refuse(named.name("name"), name, "a tool's name that is not a word of its own here")
+    return name
 
 
 def shown_logprob(value: float) -> float:

@@ -16,8 +16,6 @@ from . import openai
 from .ask import (
     AUTO,
     MOST_LOGPROBS,
-    NONE,
-    REQUIRED,
     Ask,
     Draft,
     read_effort,
@@ -89,7 +87,7 @@ class ResponsesCall:
         tools = [_tool(item, f"tools[{at}]") for at, item in enumerate(fields.items("tools") or [])]
         parallel = fields.boolean("parallel_tool_calls") is not False
         self.echo["parallel_tool_calls"] = parallel
-        set_tools(draft, tools, _tool_choice(fields.take("tool_choice")), parallel=parallel)
+        set_tools(draft, tools, openai.read_tool_choice(fields.take("tool_choice"), nested=False), parallel=parallel)
         fields.finish()
         return draft.finish(self.messages)
 
@@ -164,23 +162,4 @@ def _tool(raw: object, path: str) -> dict[str, Any]:
     kind = fields.take("type")
     if kind != "function":
         raise refuse(f"{path}.type", kind, "'function': this server runs no tools of its own")
-    function: dict[str, Any] = {"name": fields.required_text("name"), "description": fields.text("description") or ""}
-    function["parameters"] = fields.mapping("parameters") or {"type": "object", "properties": {}}
-    if fields.boolean("strict"):
-        function["strict"] = True
-    fields.finish()
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(raw: object) -> str:
-    if raw is None or isinstance(raw, str):
-        if raw not in (None, AUTO, NONE, REQUIRED):
-            raise refuse("tool_choice", raw, "'auto', 'none', 'required' or a function")
-        return raw or AUTO
-    fields = Fields(raw, "tool_choice")
-    fields.one_of("type", "function")
-    name = fields.required_text("name")
-    fields.finish()
-    if name in (AUTO, NONE, REQUIRED):
-        raise refuse("tool_choice.name", name, "a tool's name that is not a word of its own here")
-    return name
+    return openai.read_function(fields)

@@ -137,6 +137,7 @@ SHARED: Mapping[str, Schema] = {
         "acceptance_length": nullable(number("Tokens per round, mean.", 0)),
         "acceptance_by_position": array(nullable(number(low=0, high=1)), "Share of accepted drafts, by place."),
         "width": nullable(integer("Rows of a full block.", 1)),
+        "verify_mode": nullable(choice("dflash", "adaptive", about="How many rows are verified; null: none.")),
         "synchronous_rounds": integer("Rounds that waited for the host, as grammars and budgets make them.", 0),
         "prefill_s": number(low=0),
         "decode_s": number(low=0),

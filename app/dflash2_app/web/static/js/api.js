@@ -20,6 +20,11 @@ export async function api(path, { method, body, signal } = {}) {
   return text ? JSON.parse(text) : null;
 }
 
+/** GET what is no JSON, as text. */
+export async function text(path, { signal } = {}) {
+  return (await send(path, { method: "GET", signal })).text();
+}
+
 /**
  * POST and read the event stream of the answer.
  * @param {(data: any, event: string) => void} onEvent for each event; data is parsed JSON

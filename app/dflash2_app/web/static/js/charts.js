@@ -37,7 +37,7 @@ export function barChart(bars, { title, most = null, height = 150 }) {
  * @param {{name: string, points: [number, number][]}[]} series
  */
 export function lineChart(series, { title, xLabel, yLabel, height = 200 }) {
-  const width = 420, left = 44, right = 10, top = 12, bottom = 34;
+  const width = 420, left = 44, right = 10, top = 24, bottom = 34;
   const all = series.flatMap((one) => one.points);
   const xMost = Math.max(...all.map((p) => p[0]), 1e-9), yMost = Math.max(...all.map((p) => p[1]), 1e-9);
   const x = (v) => left + (v / xMost) * (width - left - right);

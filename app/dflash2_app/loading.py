@@ -1,0 +1,117 @@
+"""From a plan to weights in memory: the target, its drafter, and the prefix cache beside them.
+
+Owns: what of a plan is decided by loading (`load_key`), and the fallback to plain decoding when a configured drafter
+cannot be used. Knows no settings file and no command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .fit import Room
+from .settings.names import MINI
+from .settings.plan import Plan, drafter_dtype, usable_view
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
+
+LoadKey = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded for a plan; it serves every plan of the same `load_key`.
+
+    `reason` says why there is no drafter although the plan names one.
+    """
+
+    engine: d2.Engine
+    reason: str | None = None
+    notes: tuple[str, ...] = ()
+    prefix_cache: Any = None
+
+
+def load_key(plan: Plan) -> LoadKey:
+    """What has to be loaded anew when it changes; everything else of a plan takes effect at the next reply."""
+    held: LoadKey = ()
+    if plan.drafter is not None:
+        size = None if plan.draft_bits is None else plan.draft_group_size
+        held = (plan.draft_bits, size, plan.activation_bits, plan.draft_window, plan.draft_sink)
+    return (plan.target, plan.target_dtype, plan.drafter, *held, plan.prefix)
+
+
+def load_engine(plan: Plan, room: Room, *, plain: bool = False, several: bool = False) -> Loaded:
+    """Load by a plan.
+
+    Args:
+        room: what the plan leaves of this machine's memory.
+        plain: leave the drafter on disk.
+        several: more than one reply will follow, so that a prefix cache in memory is of use.
+    Raises:
+        Dflash2Error: the target cannot be loaded, or a drafter that was named just now.
+    """
+    engine, reason, notes = _load(plan, plain=plain)
+    cache, cut = _prefix_cache(plan, room, several=several)
+    return Loaded(engine, reason, (*notes, *room.notes, *([cut] if cut else [])), cache)
+
+
+def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:
+    import dflash2_mlx as d2
+
+    if plain or plan.drafter is None:
+        return _load_target(plan), None, []
+    try:
+        engine, notes = _load_pair(plan)
+    except d2.Dflash2Error as error:
+        if plan.strict or plan.target == MINI:
+            raise
+        engine = _load_target(plan)  # if the target is at fault, this says so
+        return engine, f"the drafter cannot be used: {' '.join(str(error).split())}", []
+    return engine, None, notes
+
+
+def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | None]:
+    """The prefix cache that the settings describe, or None, and what to tell of its size."""
+    limits = plan.prefix
+    if limits is None or not (several or limits.disk_folder):
+        return None, None
+    import dflash2_mlx as d2
+
+    size, note = room.prefix_bytes(limits.max_bytes)
+    return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes), note
+
+
+def _load_target(plan: Plan) -> d2.Engine:
+    import dflash2_mlx as d2
+
+    return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype)
+
+
+def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
+    import dflash2_mlx as d2
+    from dflash2_mlx import analysis
+
+    assert plan.drafter is not None
+    embedded = MINI in (plan.target, plan.drafter)
+    # What was typed for this very command goes to the library as it is: it refuses by name what cannot be.
+    config = None if plan.strict or embedded else d2.check_pairing(plan.target, plan.drafter)
+    bits, window, sink, notes = plan.draft_bits, plan.draft_window, plan.draft_sink, []
+    if config is not None:
+        if bits is not None and config.quantization:
+            bits = None
+            notes.append("Quantization: has no effect: the drafter's files are quantized already")
+        window, sink, cuts = usable_view(plan, config.block_size, config.sliding_window)
+        notes += cuts
+    dtype, note = drafter_dtype(plan.activation_bits, analysis.backend()) if plan.activation_bits else ("auto", None)
+    notes += [note] if note else []
+    rare = {"drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0)}
+    engine = d2.load(
+        plan.target,
+        None if plan.drafter == MINI == plan.target else plan.drafter,
+        draft_bits=bits,
+        draft_group_size=plan.draft_group_size,
+        target_dtype=plan.target_dtype,
+        **{name: value for name, (value, default) in rare.items() if value != default},
+    )
+    return engine, notes

@@ -1,0 +1,64 @@
+"""Where a checkpoint's files are: a folder, or a Hub repository that is fetched or found in the cache.
+
+Owns: the difference between a folder and a Hub id, and the reading of `config.json`. Knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from .errors import CheckpointError
+
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_CARD = ["README.md", "LICENSE*", "NOTICE*"]
+
+
+def find_config(source: str | Path, what: str = "model") -> Path:
+    """Folder that holds `config.json`; of a Hub repository only that file is fetched. `what` names it in errors."""
+    return _find(source, what, lambda: Path(hf_hub_download(str(source), "config.json")).parent)
+
+
+def find_files(source: str | Path, what: str = "model") -> Path:
+    """Folder that holds the whole checkpoint; a Hub repository is downloaded (or found in the cache)."""
+    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_FILES)))
+
+
+def find_card(source: str | Path, what: str = "model") -> Path:
+    """Folder that holds the card and licence files of a checkpoint, as far as there are any."""
+    return _find(source, what, lambda: Path(snapshot_download(str(source), allow_patterns=_CARD)))
+
+
+def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
+    folder, text = Path(source).expanduser(), str(source)
+    if text and folder.is_dir():
+        return folder
+    looks_like_id = not isinstance(source, Path) and text.count("/") == 1 and not text.startswith((".", "~", "/"))
+    if not looks_like_id:
+        raise CheckpointError(f"{what}: got {text!r}, expected an existing folder or a Hub id like owner/name")
+    try:
+        return download()
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{what}: got {text!r}, expected a folder or a reachable Hub repository ({reason})"
+        ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Parse `config.json` of a checkpoint folder."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: got no config.json, expected a checkpoint folder") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: got {type(config).__name__}, expected a JSON object")
+    return config

@@ -1,0 +1,62 @@
+"""The status page in a real browser: models with the API's words, the log, examples, small and dark screens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from ..conftest import HELLO, Running, serving
+from ..models import scripted, source_of, tiny_served
+from .conftest import shot
+
+PHONE = {"width": 380, "height": 740}
+log = logging.getLogger("dflash2.serve")
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Running]:
+    before = log.level
+    log.setLevel(logging.DEBUG)
+    try:
+        with serving(source_of(scripted("fine")), source_of(tiny_served("plain", drafts=False))) as server:
+            yield server
+    finally:
+        log.setLevel(before)
+
+
+def test_models_sums_log_and_examples(page: Page, watched: Running) -> None:
+    for model in ("scripted", "plain"):
+        body = {"model": model, "messages": HELLO, "max_tokens": 4}
+        assert watched.http.post("/v1/chat/completions", json=body).status_code == 200
+    page.goto(f"{watched.url}/#/status")
+    models = page.get_by_role("region", name="Models", exact=True)
+    expect(models.get_by_role("row", name="scripted")).to_contain_text("active")
+    status = watched.http.get("/v1/models/status").json()["models"][1]
+    expect(models.get_by_role("row", name="plain")).to_contain_text(status["dflash_fallback_reason"])
+    expect(page.get_by_role("region", name="Sums by model").get_by_role("row", name="scripted")).to_be_visible()
+    expect(page.get_by_role("region", name="Kernels", exact=True)).to_contain_text("select_walk")
+    lines = page.get_by_role("log")
+    expect(lines).to_contain_text("POST /v1/chat/completions 200")
+    log.warning("\x1b[31mred <img src=x> \u009b2J")
+    expect(lines).to_contain_text("␛[31mred <img src=x> �2J")
+    page.get_by_label("Level").select_option("warning")
+    expect(lines).not_to_contain_text("POST /v1/chat/completions 200")
+    expect(lines).to_contain_text("red <img")
+    examples = page.get_by_role("region", name="Interfaces")
+    expect(examples).to_contain_text(f"curl {watched.url}/v1/chat/completions")
+    examples.get_by_label("Model").select_option("plain")
+    expect(examples.get_by_label("Python, openai", exact=True)).to_contain_text('model="plain"')
+    expect(page.get_by_role("region", name="About")).to_contain_text("Apache-2.0")
+    shot(page, "status")
+
+
+def test_a_phone_and_the_dark(page: Page, watched: Running) -> None:
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{watched.url}/#/status")
+    expect(page.get_by_role("heading", name="About")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shot(page, "phone-dark-status")
