@@ -39,10 +39,11 @@ def narrowed(mode: GenerationMode) -> dict[str, Any]:
         for length in LENGTHS:
             if length in fields:
                 fields[length]["maximum"] = MOST_TOKENS
-    for path in document["paths"].values():
-        for operation in path.values():
-            for parameter in operation.get("parameters", []):
-                parameter["schema"] = {"enum": MODELS}
+    # A wrong name would only ever be told "no such model": what is wrong has to be in the body.
+    document["paths"] = {path.replace("{name}", MODELS[0]): item for path, item in document["paths"].items()}
+    for item in document["paths"].values():
+        for operation in item.values():
+            operation.pop("parameters", None)
     return _named_fields_only(document) if mode is GenerationMode.POSITIVE else document
 
 
@@ -64,7 +65,7 @@ def _title(method: str, path: str) -> str:
     return f"{method.upper()} {path}"
 
 
-NAMES = [_title(method, path) for path, item in describe("test")["paths"].items() for method in item]
+NAMES = [_title(method, path) for path, item in narrowed(GenerationMode.NEGATIVE)["paths"].items() for method in item]
 
 
 def fuzz(server: Running, name: str, mode: GenerationMode, examples: int, *, repeatable: bool) -> None:

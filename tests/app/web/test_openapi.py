@@ -15,6 +15,7 @@ from starlette.routing import Route
 from dflash2_app.web.api.anthropic import Messages, MessagesCall
 from dflash2_app.web.api.chat import ChatCompletions
 from dflash2_app.web.api.completions import Completions
+from dflash2_app.web.api.errors import ApiError
 from dflash2_app.web.api.fields import Fields
 from dflash2_app.web.api.responses import Responses
 from dflash2_app.web.app import make_app
@@ -158,6 +159,26 @@ def test_the_description_names_every_field_with_its_values_and_no_other(name: st
     wrong = {place: readings for place, readings in noted.items()
              if not all(fits(reading, fields[place]) for reading in readings)}  # fmt: skip
     assert wrong == {}, "described otherwise than read"
+
+
+ODD: tuple[Any, ...] = (True, 0, -1, 1.5, 10**30, "", "odd", [], [1], [{}], {}, {"odd": 1})
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_the_description_forbids_is_refused(name: str) -> None:
+    read, body = READERS[name]
+    served, passed = tiny_served(), []
+    for field, schema in SCHEMAS[name]["properties"].items():
+        validator = jsonschema_rs.validator_for({**schema, "components": {"schemas": SCHEMAS}})
+        for value in ODD:
+            if not validator.is_valid(value):
+                try:
+                    read({**body, field: value}).ask(served)
+                except ApiError as refused:
+                    assert refused.status == 400, (field, value)
+                else:
+                    passed.append((field, value))
+    assert passed == []
 
 
 def test_every_route_is_described() -> None:

@@ -40,7 +40,10 @@ def stream_options(**usage: Schema) -> Schema:
     return request({}, {**usage, "include_obfuscation": choice(False, about="Nothing is obfuscated here.")})
 
 
-WITH_USAGE = stream_options(include_usage=boolean("One more event at the end tells the usage."))
+WITH_USAGE = stream_options(
+    include_usage=boolean("One more event at the end tells the usage."),
+    continuous_usage_stats=boolean("Every event tells it; beside `include_usage` true."),
+)
 
 
 def formats(**name_and_schema: Schema) -> dict[str, Schema]:
