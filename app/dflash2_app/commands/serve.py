@@ -91,11 +91,12 @@ class ServedModels:
 
     def catalogue(self) -> Catalogue:
         """What is offered, by these options and the settings."""
-        from ..settings.paths import find_base
+        from ..settings.paths import VARIABLE, find_base
         from ..web.offers import Catalogue
 
         given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
         base = find_base(self.base_path)
+        os.environ[VARIABLE] = str(base.folder)  # the pages' endpoints read and write the same files
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
 
 
