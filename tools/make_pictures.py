@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Make the README's pictures from real runs of the embedded pair: pages in Chromium, `demo` in a terminal.
+
+For maintainers. Run it on a quiet machine, as the pictures show measured speeds.
+
+    pip install '.[test]'                     # and Debian's chromium
+    export LD_PRELOAD=…/libopenblas.so.0 OPENBLAS_NUM_THREADS=1      # on Linux
+    python tools/make_pictures.py pages terminal
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = ROOT / "docs" / "pictures"
+PROGRAM = [sys.executable, "-m", "dflash2_app"]
+CHROMIUM = (
+    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update".split()
+)
+PATIENCE_MS = 300_000
+COLUMNS, LINES = 112, 30
+CELL, ROW = 8.4, 18  # of a character, in the picture's units
+COLOURS = {
+    "default": "#d7dae0", "black": "#20242b", "red": "#ff7b85", "green": "#8fdda6", "brown": "#f2c46d",
+    "blue": "#82aaff", "magenta": "#d6a5ff", "cyan": "#7fd6e6", "white": "#e8ebf0",
+}  # fmt: skip
+
+
+@contextmanager
+def serving(base: Path) -> Iterator[str]:
+    """A server of the embedded pair; its address."""
+    environment = {**os.environ, "DFLASH2_BASE_PATH": str(base), "HF_HOME": str(base / "hub"), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [*PROGRAM, "serve", "--port", "0", "--target-dtype", "float32"], env=environment, cwd=ROOT,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"on (http://\S+)/v1", line):
+                yield found[1]
+                return
+        raise SystemExit("the server did not start")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def pages() -> None:
+    """One picture per page, and the race in the dark."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
+        page = browser.new_page(viewport={"width": 1200, "height": 860})
+        page.set_default_timeout(PATIENCE_MS)
+        _race(page, address)
+        _chat(page, address)
+        _others(page, address)
+        browser.close()
+
+
+def _race(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/race")
+    page.get_by_role("button", name="Race", exact=True).click()
+    page.get_by_text(re.compile(r"times as fast|× as fast|same text|identical", re.I)).first.wait_for()
+    page.wait_for_timeout(8000)  # the replay runs to its end
+    page.screenshot(path=PICTURES / "race.png", full_page=True)
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    page.screenshot(path=PICTURES / "race-dark.png", full_page=True)
+    page.evaluate("document.documentElement.dataset.theme = 'light'")
+
+
+def _chat(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/chat")
+    box = page.get_by_role("textbox", name=re.compile("message", re.I)).first
+    box.fill("Write a Python function that returns the largest number of a list.")
+    box.press("Enter")
+    page.get_by_text(re.compile(r"tokens/s")).first.wait_for()
+    page.wait_for_timeout(2000)
+    page.screenshot(path=PICTURES / "chat.png")
+
+
+def _others(page: Any, address: str) -> None:
+    for name in ("models", "bench", "status"):
+        page.goto(f"{address}/#/{name}")
+        page.wait_for_timeout(6000)
+        page.screenshot(path=PICTURES / f"{name}.png")
+
+
+def terminal() -> None:
+    """`demo` as a moving picture: one group of text per state of the screen, shown in its own time."""
+    frames = list(_thinned(_recorded([*PROGRAM, "demo", "--target-dtype", "float32"])))
+    (PICTURES / "demo.svg").write_text(_svg(frames), encoding="utf-8")
+
+
+def _recorded(command: list[str]) -> Iterator[tuple[float, list[list[Any]]]]:
+    """States of a terminal's screen with the seconds since the first of them."""
+    import pexpect
+    import pyte
+
+    screen = pyte.Screen(COLUMNS, LINES)
+    stream = pyte.ByteStream(screen)
+    environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "", "PYTHONUNBUFFERED": "1"}
+    child = pexpect.spawn(command[0], command[1:], dimensions=(LINES, COLUMNS), env=environment, cwd=str(ROOT))
+    began = time.monotonic()
+    while True:
+        try:
+            stream.feed(child.read_nonblocking(65536, timeout=0.05))
+        except pexpect.TIMEOUT:
+            continue
+        except pexpect.EOF:
+            break
+        yield time.monotonic() - began, [[screen.buffer[y][x] for x in range(COLUMNS)] for y in range(LINES)]
+
+
+def _thinned(states: Iterator[tuple[float, list[list[Any]]]]) -> Iterator[tuple[float, list[list[Any]]]]:
+    """What differs from the state before, without the wait until something is there."""
+    first, before = None, None
+    for seconds, state in states:
+        if state == before or not any(cell.data.strip() for line in state for cell in line):
+            continue
+        first = seconds if first is None else first
+        before = state
+        yield seconds - first, state
+
+
+def _svg(frames: list[tuple[float, list[list[Any]]]]) -> str:
+    pause = 4.0  # at the end, before it begins again
+    whole = frames[-1][0] + pause
+    width, height = COLUMNS * CELL + 24, LINES * ROW + 24
+    style, groups = [], []
+    for number, (seconds, state) in enumerate(frames):
+        end = frames[number + 1][0] if number + 1 < len(frames) else whole
+        start, stop = 100 * seconds / whole, 100 * end / whole
+        style.append(
+            f"@keyframes f{number}{{0%,{start:.3f}%{{visibility:hidden}}{start:.3f}%,{stop:.3f}%"
+            f"{{visibility:visible}}{stop:.3f}%,100%{{visibility:hidden}}}}"
+            f"#f{number}{{visibility:hidden;animation:f{number} {whole:.2f}s step-end infinite}}"
+        )
+        groups.append(f'<g id="f{number}">{"".join(_drawn(state))}</g>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        'aria-label="dflash2-mlx demo: plain decoding and DFlash 2 side by side, then the verdict">'
+        "<style>text{font:14px ui-monospace,Menlo,'DejaVu Sans Mono',monospace;white-space:pre}"
+        f"{''.join(style)}</style>"
+        f'<rect width="100%" height="100%" rx="10" fill="#16191f"/>{"".join(groups)}</svg>\n'
+    )
+
+
+def _drawn(state: list[list[Any]]) -> Iterator[str]:
+    """Backgrounds and texts of one screen, a run of equal cells at a time."""
+    for row, line in enumerate(state):
+        begin = 0
+        while begin < len(line):
+            look = _look(line[begin])
+            end = begin + 1
+            while end < len(line) and _look(line[end]) == look:
+                end += 1
+            text = "".join(cell.data for cell in line[begin:end])
+            x, y = 12 + begin * CELL, 12 + row * ROW
+            front, back, bold = look
+            if back is not None:
+                yield f'<rect x="{x:.1f}" y="{y}" width="{(end - begin) * CELL:.1f}" height="{ROW}" fill="{back}"/>'
+            if text.strip():
+                weight = ' font-weight="700"' if bold else ""
+                yield (
+                    f'<text x="{x:.1f}" y="{y + 13}" fill="{front}"{weight} textLength="{(end - begin) * CELL:.1f}">'
+                    f"{escape(text)}</text>"
+                )
+            begin = end
+
+
+def _look(cell: Any) -> tuple[str, str | None, bool]:
+    front, back = _colour(cell.fg, "default"), None if cell.bg == "default" else _colour(cell.bg, "black")
+    if cell.reverse:
+        front, back = back or "#16191f", front
+    return front, back, cell.bold
+
+
+def _colour(name: str, default: str) -> str:
+    if re.fullmatch(r"[0-9a-f]{6}", name):
+        return f"#{name}"
+    return COLOURS.get(name.removeprefix("bright"), COLOURS[default])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=("pages", "terminal"))
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for what in parser.parse_args().what:
+        {"pages": pages, "terminal": terminal}[what]()
+
+
+if __name__ == "__main__":
+    main()
