@@ -79,8 +79,11 @@ class BenchApi:
         return json_response(self._runner.cancel().to_dict())
 
     async def follow(self, _: Request) -> AsyncGenerator[Frame, None]:
-        """The measurement under way: `state` again and again, `rows` when they changed, `end` with its record."""
-        run = self._runner.under_way()
+        """The measurement under way: `state` again and again, `rows` when they changed, `end` with its record.
+
+        One that has failed before its page could follow it is told as well: its `end` comes at once.
+        """
+        run = self._runner.latest()
         seen, rows = -1, 0
         while True:
             seen = await run.bell.wait(seen)

@@ -133,6 +133,12 @@ class BenchRunner:
             raise ApiError("bench: none is under way", status=NOT_FOUND, code="no_bench")
         return self.current
 
+    def latest(self) -> BenchRun:
+        """The one under way, else the last one. Raises ApiError: there was none (404)."""
+        if self.current is None:
+            raise ApiError("bench: there was none yet", status=NOT_FOUND, code="no_bench")
+        return self.current
+
     async def close(self) -> None:
         """End what runs: the server is about to end."""
         if self.current is not None:

@@ -22,7 +22,9 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     store = RunStore(tmp_path, most=3)
     names = ["20260102-030405", "20260102-030405-2", "20260102-030405-10", "20260101-000000", "20260103-000000"]
     gone = [name for saved in names for name in store.save(run(saved))]
-    assert gone == ["20260102-030405"], "what is just saved stays, even when it is the oldest by its name"
+    assert gone == ["20260102-030405", "20260101-000000"], (
+        "what is just saved stays, even when it is the oldest by name"
+    )
     found, problems = store.all()
     assert [item.id for item in found] == ["20260103-000000", "20260102-030405-10", "20260102-030405-2"]
     assert problems == []

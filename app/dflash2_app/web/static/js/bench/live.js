@@ -55,7 +55,6 @@ async function follow(signal, onState, onRows, onEnd, stage) {
     if (!ended && !signal.aborted) stage.textContent = "The server has ended; what was measured until then is kept.";
   } catch (error) {
     if (error.name === "AbortError" || signal.aborted) return;
-    if (error.code === "no_bench") onEnd(null); // it ended before we could follow it
-    else stage.textContent = error.message;
+    stage.textContent = error.message;
   }
 }

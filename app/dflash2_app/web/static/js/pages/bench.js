@@ -47,7 +47,6 @@ async function workplace(place, signal) {
   };
   const ended = (end) => {
     kept.refresh();
-    if (!end) { fill(result, hint()); return; }
     fill(result, outcome(end));
     if (end.problem) form.fault(new Error(end.problem));
     else result.querySelector("h2")?.focus({ preventScroll: true });
