@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 ON_A_MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 OWN_HOSTS = ("127.0.0.1", "localhost", "")  # data: and blob: addresses have no host
 WIDE = {"width": 1280, "height": 800}
 _failed = pytest.StashKey[bool]()
