@@ -32,6 +32,7 @@ CHROMIUM = (
 )
 PATIENCE_MS = 300_000
 COLUMNS, LINES = 112, 30
+SHORTEST_S = 0.15  # a state of the terminal's picture
 CELL, ROW = 8.4, 18  # of a character, in the picture's units
 COLOURS = {
     "default": "#d7dae0", "black": "#20242b", "red": "#ff7b85", "green": "#8fdda6", "brown": "#f2c46d",
@@ -78,6 +79,7 @@ def _race(page: Any, address: str) -> None:
     page.get_by_role("button", name="Race", exact=True).click()
     page.get_by_text(re.compile(r"times as fast|× as fast|same text|identical", re.I)).first.wait_for()
     page.wait_for_timeout(8000)  # the replay runs to its end
+    page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=PICTURES / "race.png", full_page=True)
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     page.screenshot(path=PICTURES / "race-dark.png", full_page=True)
@@ -129,13 +131,17 @@ def _recorded(command: list[str]) -> Iterator[tuple[float, list[list[Any]]]]:
 
 def _thinned(states: Iterator[tuple[float, list[list[Any]]]]) -> Iterator[tuple[float, list[list[Any]]]]:
     """What differs from the state before, without the wait until something is there."""
-    first, before = None, None
+    first, before, last, held = None, None, -1.0, None
     for seconds, state in states:
         if state == before or not any(cell.data.strip() for line in state for cell in line):
             continue
         first = seconds if first is None else first
-        before = state
-        yield seconds - first, state
+        before = held = state
+        if seconds - last >= SHORTEST_S:
+            last, held = seconds, None
+            yield seconds - first, state
+    if held is not None and first is not None:
+        yield seconds - first, held
 
 
 def _svg(frames: list[tuple[float, list[list[Any]]]]) -> str:

@@ -158,13 +158,13 @@ class _Walk:
         verified = target.forward(block, state)
         accepted, _ = chooser.choose(verified.logits, start, offered, shared=shared)
         mx.eval(offered.tokens, offered.candidates, offered.unary, offered.q, accepted.num_accepted, accepted.tokens)
-        kept = int(accepted.num_accepted.item())
+        kept, own = int(np.array(accepted.num_accepted)[0]), np.array(accepted.tokens)[0]
         return BlockView(
             position,
             self._reply[-1],
             _rows(offered),
             kept,
-            tuple(accepted.tokens[0].tolist()[: kept + 1]),
+            tuple(int(token) for token in own[: kept + 1]),
             self._drafter.config.selector_rank is not None,
         )
 
@@ -178,9 +178,9 @@ def _rows(offered: Proposal) -> tuple[BlockRow, ...]:
             tuple(unary[row].tolist()),
             tuple(_softmax(unary[row]).tolist()),
             tuple(path[row].tolist()),
-            chosen,
+            int(chosen),
         )
-        for row, chosen in enumerate(offered.tokens[0].tolist())
+        for row, chosen in enumerate(np.array(offered.tokens)[0])
     )
 
 
