@@ -33,6 +33,7 @@ CHROMIUM = (
 PATIENCE_MS = 300_000
 COLUMNS, LINES = 112, 30
 SHORTEST_S = 0.15  # a state of the terminal's picture
+LEAST_LINES = 4  # of a screen with which it begins
 CELL, ROW = 8.4, 18  # of a character, in the picture's units
 COLOURS = {
     "default": "#d7dae0", "black": "#20242b", "red": "#ff7b85", "green": "#8fdda6", "brown": "#f2c46d",
@@ -88,7 +89,7 @@ def _race(page: Any, address: str) -> None:
 
 def _chat(page: Any, address: str) -> None:
     page.goto(f"{address}/#/chat")
-    box = page.get_by_role("textbox", name=re.compile("message", re.I)).first
+    box = page.get_by_label("Your question", exact=True)
     box.fill("Write a Python function that returns the largest number of a list.")
     box.press("Enter")
     page.get_by_text(re.compile(r"tokens/s")).first.wait_for()
@@ -104,7 +105,7 @@ def _others(page: Any, address: str) -> None:
 
 
 def terminal() -> None:
-    """`demo` as a moving picture: one group of text per state of the screen, shown in its own time."""
+    """`demo` as a moving picture: every line of the screen is shown in its own time."""
     frames = list(_thinned(_recorded([*PROGRAM, "demo", "--target-dtype", "float32"])))
     (PICTURES / "demo.svg").write_text(_svg(frames), encoding="utf-8")
 
@@ -130,10 +131,11 @@ def _recorded(command: list[str]) -> Iterator[tuple[float, list[list[Any]]]]:
 
 
 def _thinned(states: Iterator[tuple[float, list[list[Any]]]]) -> Iterator[tuple[float, list[list[Any]]]]:
-    """What differs from the state before, without the wait until something is there."""
+    """What differs from the state before, without the wait until the two panes are there."""
     first, before, last, held = None, None, -1.0, None
     for seconds, state in states:
-        if state == before or not any(cell.data.strip() for line in state for cell in line):
+        lines = sum(any(cell.data.strip() for cell in line) for line in state)
+        if state == before or (first is None and lines < LEAST_LINES):
             continue
         first = seconds if first is None else first
         before = held = state
@@ -146,48 +148,60 @@ def _thinned(states: Iterator[tuple[float, list[list[Any]]]]) -> Iterator[tuple[
 
 def _svg(frames: list[tuple[float, list[list[Any]]]]) -> str:
     pause = 4.0  # at the end, before it begins again
-    whole = frames[-1][0] + pause
+    times = [seconds for seconds, _ in frames]
+    whole = times[-1] + pause
     width, height = COLUMNS * CELL + 24, LINES * ROW + 24
-    style, groups = [], []
-    for number, (seconds, state) in enumerate(frames):
-        end = frames[number + 1][0] if number + 1 < len(frames) else whole
-        start, stop = 100 * seconds / whole, 100 * end / whole
-        style.append(
-            f"@keyframes f{number}{{0%,{start:.3f}%{{visibility:hidden}}{start:.3f}%,{stop:.3f}%"
-            f"{{visibility:visible}}{stop:.3f}%,100%{{visibility:hidden}}}}"
-            f"#f{number}{{visibility:hidden;animation:f{number} {whole:.2f}s step-end infinite}}"
-        )
-        groups.append(f'<g id="f{number}">{"".join(_drawn(state))}</g>')
+    style: dict[tuple[int, int], str] = {}
+    drawn = []
+    for row in range(LINES):
+        begin = 0
+        for number in range(1, len(frames) + 1):
+            if number < len(frames) and frames[number][1][row] == frames[begin][1][row]:
+                continue
+            parts = "".join(_drawn(row, frames[begin][1][row]))
+            if parts:  # a line is drawn once for as long as it stays as it is
+                name = f"a{begin}-{number}"
+                style[begin, number] = _shown(name, times[begin], (*times, whole)[number], whole)
+                drawn.append(f'<g class="{name}">{parts}</g>')
+            begin = number
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         'aria-label="dflash2-mlx demo: plain decoding and DFlash 2 side by side, then the verdict">'
         "<style>text{font:14px ui-monospace,Menlo,'DejaVu Sans Mono',monospace;white-space:pre}"
-        f"{''.join(style)}</style>"
-        f'<rect width="100%" height="100%" rx="10" fill="#16191f"/>{"".join(groups)}</svg>\n'
+        f"{''.join(style.values())}</style>"
+        f'<rect width="100%" height="100%" rx="10" fill="#16191f"/>{"".join(drawn)}</svg>\n'
     )
 
 
-def _drawn(state: list[list[Any]]) -> Iterator[str]:
-    """Backgrounds and texts of one screen, a run of equal cells at a time."""
-    for row, line in enumerate(state):
-        begin = 0
-        while begin < len(line):
-            look = _look(line[begin])
-            end = begin + 1
-            while end < len(line) and _look(line[end]) == look:
-                end += 1
-            text = "".join(cell.data for cell in line[begin:end])
-            x, y = 12 + begin * CELL, 12 + row * ROW
-            front, back, bold = look
-            if back is not None:
-                yield f'<rect x="{x:.1f}" y="{y}" width="{(end - begin) * CELL:.1f}" height="{ROW}" fill="{back}"/>'
-            if text.strip():
-                weight = ' font-weight="700"' if bold else ""
-                yield (
-                    f'<text x="{x:.1f}" y="{y + 13}" fill="{front}"{weight} textLength="{(end - begin) * CELL:.1f}">'
-                    f"{escape(text)}</text>"
-                )
-            begin = end
+def _shown(name: str, begin: float, end: float, whole: float) -> str:
+    """The rule that shows a class between two times, again and again."""
+    start, stop = f"{100 * begin / whole:.2f}%", f"{100 * end / whole:.2f}%"
+    return (
+        f"@keyframes {name}{{0%{{visibility:hidden}}{start}{{visibility:visible}}{stop}{{visibility:hidden}}}}"
+        f".{name}{{visibility:hidden;animation:{name} {whole:.1f}s step-end infinite}}"
+    )
+
+
+def _drawn(row: int, line: list[Any]) -> Iterator[str]:
+    """Backgrounds and texts of one line, a run of equal cells at a time."""
+    begin = 0
+    while begin < len(line):
+        look = _look(line[begin])
+        end = begin + 1
+        while end < len(line) and _look(line[end]) == look:
+            end += 1
+        text = "".join(cell.data for cell in line[begin:end])
+        x, y = 12 + begin * CELL, 12 + row * ROW
+        front, back, bold = look
+        if back is not None:
+            yield f'<rect x="{x:.1f}" y="{y}" width="{(end - begin) * CELL:.1f}" height="{ROW}" fill="{back}"/>'
+        if text.strip():
+            weight = ' font-weight="700"' if bold else ""
+            yield (
+                f'<text x="{x:.1f}" y="{y + 13}" fill="{front}"{weight} textLength="{(end - begin) * CELL:.1f}">'
+                f"{escape(text)}</text>"
+            )
+        begin = end
 
 
 def _look(cell: Any) -> tuple[str, str | None, bool]:

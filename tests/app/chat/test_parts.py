@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import dflash2_mlx as d2
-from dflash2_app.chat import store as store_module
 from dflash2_app.chat.figures import Totals
 from dflash2_app.chat.markdown import BlockStream, ChatMarkdown
 from dflash2_app.chat.record import Chat, Message
@@ -223,7 +222,7 @@ def test_a_chat_that_cannot_be_written_leaves_the_old_one(base: Path, monkeypatc
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module.os, "fsync", full)
+    monkeypatch.setattr("dflash2_app.whole_file.os.fsync", full)
     with pytest.raises(AppError, match=r"one\.json: the chat could not be saved \(no space left on device\)"):
         store.save("one", Chat())
     assert file.read_bytes() == before
