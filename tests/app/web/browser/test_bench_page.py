@@ -72,7 +72,7 @@ def test_cancelling_shows_what_was_measured_until_then(page: Page, benching: Run
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("Cancelled: this is what was measured until then.")).to_be_visible(timeout=MEASURED_MS)
     expect(page.get_by_text("of 4000 requests were measured.")).to_be_visible()
-    expect(page.get_by_text("unfinished")).to_be_visible()
+    expect(page.get_by_text("unfinished, ")).to_be_visible()
     benching.settle()
 
 
