@@ -191,6 +191,7 @@ def test_the_oldest_goes_first_and_use_counts() -> None:
 def test_bytes_are_counted_exactly_and_bounded() -> None:
     engine, long = engine_of("qwen3_5"), FIRST * 20
     told(engine, long, CONFIG)
+    told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=d2.PrefixCache())  # what is made once is there now
     before = settled_bytes()
     cache = d2.PrefixCache()
     told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=cache)
