@@ -23,9 +23,10 @@ from ..errors import AppError, one_line
 from ..settings.paths import find_base
 from .api.errors import CONFLICT, NOT_FOUND, ApiError
 from .api.fields import Fields, parse_json
+from .asking import Query
 from .bench_ask import read_bench
 from .bench_run import BenchRunner
-from .events import EventEndpoint
+from .connected import following
 from .http import Frame, json_response, read_body
 from .service import Service
 
@@ -46,7 +47,7 @@ class BenchApi:
             Route("/api/bench", self.about, methods=["GET"]),
             Route("/api/bench", self.start, methods=["POST"]),
             Route("/api/bench/cancel", self.cancel, methods=["POST"]),
-            Route("/api/bench/events", EventEndpoint(self._service, self.follow), methods=["GET"]),
+            Route("/api/bench/events", following(self._service, self.follow), methods=["GET"]),
             Route("/api/bench/runs", self.runs, methods=["GET"]),
             Route(one, self.run, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
@@ -78,12 +79,16 @@ class BenchApi:
         await self._no_fields(request)
         return json_response(self._runner.cancel().to_dict())
 
-    async def follow(self, _: Request) -> AsyncGenerator[Frame, None]:
+    async def follow(self, request: Request) -> AsyncGenerator[Frame, None]:
         """The measurement under way: `state` again and again, `rows` when they changed, `end` with its record.
 
-        One that has failed before its page could follow it is told as well: its `end` comes at once.
+        With `run` the measurement of that id, also when it failed before its page could follow it: then `end` comes at
+        once.
         """
-        run = self._runner.latest()
+        query = Query(request)
+        name = query.text("run")
+        query.finish()
+        run = self._runner.under_way() if name is None else self._runner.find(name)
         seen, rows = -1, 0
         while True:
             seen = await run.bell.wait(seen)

@@ -133,10 +133,10 @@ class BenchRunner:
             raise ApiError("bench: none is under way", status=NOT_FOUND, code="no_bench")
         return self.current
 
-    def latest(self) -> BenchRun:
-        """The one under way, else the last one. Raises ApiError: there was none (404)."""
-        if self.current is None:
-            raise ApiError("bench: there was none yet", status=NOT_FOUND, code="no_bench")
+    def find(self, name: str) -> BenchRun:
+        """The one of this id, also when it has just ended. Raises ApiError: it is not the last one (404)."""
+        if self.current is None or self.current.id != name:
+            raise ApiError(f"run: got {name[:100]!r}, expected the last measurement", status=NOT_FOUND, param="run")
         return self.current
 
     async def close(self) -> None:

@@ -36,6 +36,14 @@ class Seat:
         """How many are in front of it; 0 when it runs."""
         return self._desk.position(self)
 
+    async def turn(self, wait_s: float) -> bool:
+        """Wait for its turn, so long; whether it has come."""
+        try:
+            await asyncio.wait_for(self.called.wait(), wait_s)
+        except TimeoutError:
+            return False
+        return True
+
     def leave(self) -> None:
         """Give the place up, in line or running; harmless when done twice."""
         self._desk.leave(self)

@@ -19,12 +19,12 @@ from .api.anthropic import MessagesCall
 from .api.errors import INTERNAL, QUEUE_FULL, ApiError, from_library
 from .api.fields import Fields, parse_json
 from .api.interface import Call, Interface
+from .connected import wait_in_line
 from .http import ClientGone, EventStream, Frame, json_response, read_body, while_connected
 from .served import Served
 from .service import Running, Service
 
 log = logging.getLogger("dflash2.serve")
-SIGN_S = 5.0  # how often a waiting client is told its place
 
 
 class CountEndpoint:
@@ -91,10 +91,7 @@ class TextEndpoint:
         await json_response(whole, headers={"x-queue-position": str(position)})(scope, receive, send)
 
     async def _stream(self, call: Call, running: Running, stream: EventStream) -> None:
-        while running.position:
-            await stream.comment(f"queue position {running.position}")
-            await running.turn(SIGN_S)
-        await stream.comment("running")
+        await wait_in_line(running, stream)
         writer, began = call.writer(running.served), False
         try:
             async with aclosing(running.parts()) as told:  # type: ignore[type-var]

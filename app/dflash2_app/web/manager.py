@@ -7,9 +7,10 @@ import logging
 
 from starlette.routing import BaseRoute, Route
 
+from .connected import Connected, following
 from .downloads import Downloads
 from .downloads_api import DownloadsApi
-from .live import EventsEndpoint, VerifyEndpoint
+from .live import Live
 from .manager_api import ManagerApi
 from .service import Service
 from .settings_api import SettingsApi
@@ -26,10 +27,11 @@ class Manager:
         self.downloads = Downloads(self._downloaded)
 
     def routes(self) -> list[BaseRoute]:
+        live = Live(self._service, self.downloads)
         return [
             # Before the models' own: a path is taken by the first that matches.
-            Route("/api/models/events", EventsEndpoint(self._service, self.downloads), methods=["GET"]),
-            Route("/api/models/verify", VerifyEndpoint(self._service), methods=["POST"]),
+            Route("/api/models/events", following(self._service, live.changes), methods=["GET"]),
+            Route("/api/models/verify", Connected(self._service, live.verify), methods=["POST"]),
             *ManagerApi(self._service, self.downloads.working_on).routes(),
             *SettingsApi(self._service).routes(),
             *DownloadsApi(self._service, self.downloads).routes(),

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ..errors import one_line
 from ..side_by_side import SCREENFUL, examples
 from .api.errors import INTERNAL, ApiError
 from .api.fields import Fields, parse_json
+from .connected import Connected, Work, wait_in_line
 from .desk import Seat, read
-from .http import ClientGone, EventStream, Frame, json_response, read_body, while_connected
+from .http import ClientGone, EventStream, json_response, read_body
 from .race import MOST_TEMPERATURE, MOST_TOKENS, Race, RaceOrder, show_block
 from .service import Service
 
 log = logging.getLogger("dflash2.serve")
-SIGN_S = 5.0  # how often a waiting client is told its place
 MOST_REPLY_TOKENS = 10**6
-Work = Callable[[bytes, EventStream], Awaitable[Response | None]]
 
 
 class RaceApi:
@@ -41,8 +38,8 @@ class RaceApi:
     def routes(self) -> list[Route]:
         return [
             Route("/api/race", self.choices, methods=["GET"]),
-            Route("/api/race", _Connected(self._service, self._race), methods=["POST"]),
-            Route("/api/race/block", _Connected(self._service, self._block), methods=["POST"]),
+            Route("/api/race", Connected(self._service, self._race), methods=["POST"]),
+            Route("/api/race/block", Connected(self._service, self._block), methods=["POST"]),
         ]
 
     async def choices(self, _: Request) -> Response:
@@ -62,17 +59,25 @@ class RaceApi:
         limits = {"max_tokens": MOST_TOKENS, "temperature": MOST_TEMPERATURE}
         return json_response({"models": models, "defaults": defaults, "limits": limits})
 
-    async def _race(self, body: bytes, stream: EventStream) -> None:
-        fields = Fields(parse_json(body))
+    async def _race(self, request: Request) -> Work:
+        """One prompt answered plainly, then with DFlash 2, as events."""
+        fields = await self._fields(request)
         order = RaceOrder.read(fields)
         fields.finish()
+
+        async def work(stream: EventStream) -> None:
+            await self._enter(order, stream)
+
+        return work
+
+    async def _enter(self, order: RaceOrder, stream: EventStream) -> None:
         await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat, began = self._service.desk.take(), False
         try:
             async with self._service.pool.using(order.model) as served:
                 race = await asyncio.to_thread(Race, served, order, self._others, self._version)
-                await _turn(seat, stream)
+                await wait_in_line(seat, stream)
                 began = True
                 await self._run(race, seat, stream)
         finally:
@@ -91,17 +96,27 @@ class RaceApi:
             raise ApiError(
                 f"the race failed: {one_line(str(error)) or type(error).__name__}", status=INTERNAL
             ) from None
-        await stream.end()
 
     def _others(self) -> int:
         """Replies that share the machine with this race."""
         return max(0, self._service.desk.running - 1)
 
-    async def _block(self, body: bytes, stream: EventStream) -> Response:
-        fields = Fields(parse_json(body))
+    async def _block(self, request: Request) -> Work:
+        """One block of a race taken apart: candidates, path, and what the target said."""
+        fields = await self._fields(request)
         order = RaceOrder.read(fields)
         reply, width = _tokens(fields), fields.integer("width", 2)
         fields.finish()
+
+        async def work(_: EventStream) -> Response:
+            return await self._shown(order, reply, width)
+
+        return work
+
+    async def _fields(self, request: Request) -> Fields:
+        return Fields(parse_json(await read_body(request, self._service.limits)))
+
+    async def _shown(self, order: RaceOrder, reply: list[int], width: int | None) -> Response:
         await self._service.pool.follow()
         self._service.pool.check(order.model)
         seat = self._service.desk.take()
@@ -119,17 +134,6 @@ class RaceApi:
         return json_response(shown)
 
 
-async def _turn(seat: Seat, stream: EventStream) -> None:
-    """Wait in line, and tell the client its place."""
-    while seat.position:
-        await stream.comment(f"queue position {seat.position}")
-        try:
-            await asyncio.wait_for(seat.called.wait(), SIGN_S)
-        except TimeoutError:
-            continue
-    await stream.comment("running")
-
-
 def _tokens(fields: Fields) -> list[int]:
     """The reply's tokens up to the block's anchor."""
     tokens = fields.items("reply")
@@ -142,37 +146,3 @@ def _tokens(fields: Fields) -> list[int]:
         if isinstance(token, bool) or not isinstance(token, int):
             raise ApiError(f"reply[{at}]: got {str(token)[:40]!r}, expected a token id", param="reply")
     return tokens
-
-
-class _Connected:
-    """An ASGI application for work that ends when its client leaves.
-
-    Args:
-        work: from a request's body and its event stream to nothing (the stream was used) or a response.
-    """
-
-    def __init__(self, service: Service, work: Work):
-        self._service, self._work = service, work
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send, self._service.limits.write_s)
-        try:
-            body = await read_body(Request(scope, receive), self._service.limits)
-            answer = await while_connected(receive, self._service.stopping, self._work(body, stream))
-            if answer is not None:
-                await answer(scope, receive, send)
-        except ClientGone:
-            log.info("the client of %s left", scope["path"])
-        except ApiError as error:
-            if not stream.started:
-                raise
-            await _tell(stream, error)
-
-
-async def _tell(stream: EventStream, error: ApiError) -> None:
-    """An error in the middle of a stream."""
-    try:
-        await stream.frames(Frame(error.openai(), "error"))
-        await stream.end()
-    except ClientGone:
-        log.info("the client of a race left")

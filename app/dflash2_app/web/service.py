@@ -101,11 +101,7 @@ class Running:
 
     async def turn(self, wait_s: float) -> bool:
         """Wait for this reply's turn, so long; whether it has come."""
-        try:
-            await asyncio.wait_for(self._seat.called.wait(), wait_s)
-        except TimeoutError:
-            return False
-        return True
+        return await self._seat.turn(wait_s)
 
     async def parts(self) -> AsyncIterator[Told]:
         """Run the reply; what each of its events adds.

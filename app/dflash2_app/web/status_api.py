@@ -23,8 +23,8 @@ from ..errors import explain
 from ..machine import MOST_ROWS, examine, kernels, look
 from .api.errors import CONFLICT, ApiError, refuse
 from .api.fields import Fields, parse_json
+from .connected import following
 from .desk import Seat
-from .events import EventEndpoint
 from .http import Frame, json_response, read_body
 from .log_buffer import LEVELS, LogBuffer
 from .pages import FOLDER
@@ -78,7 +78,7 @@ class StatusApi:
             Route("/api/doctor", self.doctor, methods=["GET"]),
             Route("/api/doctor", self.examine, methods=["POST"]),
             Route("/api/logs", self.logs, methods=["GET"]),
-            Route("/api/logs/events", EventEndpoint(self._service, self.follow), methods=["GET"]),
+            Route("/api/logs/events", following(self._service, self.follow), methods=["GET"]),
             Route("/api/about", self.about, methods=["GET"]),
         ]
 

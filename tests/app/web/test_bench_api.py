@@ -26,8 +26,9 @@ def benching(home: Path) -> Iterator[Running]:
 
 
 def frames(server: Running) -> Iterator[tuple[str, Any]]:
-    """The events of the measurement under way."""
-    with server.http.stream("GET", "/api/bench/events", timeout=PATIENCE_S) as answer:
+    """The events of the newest measurement, which may be over before one could follow it."""
+    named = {"run": current(server)["id"]}
+    with server.http.stream("GET", "/api/bench/events", params=named, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200, answer.read()
         event = ""
         for line in answer.iter_lines():
@@ -100,6 +101,10 @@ def test_a_cancelled_measurement_keeps_what_was_measured(benching: Running) -> N
     assert not kept["complete"] and 2 <= kept["requests"] < kept["requests_planned"]
     assert benching.http.post("/api/bench/cancel").status_code == 404
     assert benching.http.get("/api/bench/events").status_code == 404
+    named = benching.http.get("/api/bench/events", params={"run": kept["id"]})
+    assert named.status_code == 200 and "event: end\n" in named.text and '"state":"cancelled"' in named.text
+    other = benching.http.get("/api/bench/events", params={"run": "20200101-000000"})
+    assert other.status_code == 404 and other.json()["error"]["param"] == "run"
     benching.settle()
     assert finished_again(benching)["state"] == "done", "the place in line and the model were given back"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -242,16 +243,17 @@ def test_verify_reports_what_was_damaged(http: httpx2.Client) -> None:
 def test_one_stream_tells_everything(http: httpx2.Client) -> None:
     first: dict[str, Any] = {}
     completed = loaded = began = False
-    for kind, data in events(http, "GET", "/api/models/events"):
-        first.setdefault(kind, data)
-        if len(first) == 2 and not began:
-            began = True
-            add(http, DRAFTER)
-            http.post("/v1/models/other/load")
-        completed |= any(task["state"] == "completed" for task in data.get("tasks", []))
-        loaded |= any(state["id"] == "other" and state["loaded"] for state in data.get("models", []))
-        if completed and loaded:
-            break
+    with closing(events(http, "GET", "/api/models/events")) as told:
+        for kind, data in told:
+            first.setdefault(kind, data)
+            if len(first) == 2 and not began:
+                began = True
+                add(http, DRAFTER)
+                http.post("/v1/models/other/load")
+            completed |= any(task["state"] == "completed" for task in data.get("tasks", []))
+            loaded |= any(state["id"] == "other" and state["loaded"] for state in data.get("models", []))
+            if completed and loaded:
+                break
     assert first["downloads"]["tasks"] == [] and len(first["models"]["models"]) == 2
 
 

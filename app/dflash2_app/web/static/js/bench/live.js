@@ -28,7 +28,7 @@ export function liveRun(run, { signal, onEnd }) {
     counts.textContent = `${state.requests} of ${state.requests_planned || "?"} requests · ${fmt.seconds(state.seconds)}${left(state)}`;
   };
   show(run);
-  follow(signal, show, (settings) => fill(rows, settingTables(settings)), onEnd, stage);
+  follow(run.id, signal, show, (settings) => fill(rows, settingTables(settings)), onEnd, stage);
   return el("section.stack", { "aria-label": "Measurement under way" },
     el("div.panel.stack", {},
       el("div.row", {}, el("h2.grow.wrap", {}, `Measuring ${run.model}`), cancel),
@@ -43,10 +43,10 @@ function left(state) {
   return seconds > 90 ? ` · about ${Math.round(seconds / 60)} min left` : ` · about ${Math.ceil(seconds)} s left`;
 }
 
-async function follow(signal, onState, onRows, onEnd, stage) {
+async function follow(id, signal, onState, onRows, onEnd, stage) {
   let ended = false;
   try {
-    await stream("/api/bench/events", undefined, { method: "GET", signal, onEvent: (data, event) => {
+    await stream(`/api/bench/events?run=${encodeURIComponent(id)}`, undefined, { method: "GET", signal, onEvent: (data, event) => {
       if (event === "state") onState(data);
       else if (event === "rows") onRows(data.settings);
       else if (event === "end") { ended = true; onEnd(data); }
