@@ -62,6 +62,15 @@ class Dispatcher:
         self._failures: dict[str, str] = {}
         self._tested: set[tuple[object, ...]] = set()
         self._kernels: dict[str, Kernel] = {}
+        self._winners: dict[tuple[str, str], str] = {}
+
+    def winner(self, name: str, key: str) -> str | None:
+        """The contender that won this kernel's race at this shape on this machine; None before there was one."""
+        return self._winners.get((name, key))
+
+    def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
+        """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
+        self._winners |= winners
 
     def wants_metal(self, name: str) -> bool:
         """Whether this kernel may run on Metal here.

@@ -158,7 +158,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Page:
     def open_page(address: str, out: object) -> None:
         page.address = address
 
-    def serve(configured: object, config: d2.GenerationConfig, claimed: object) -> None:
+    def serve(configured: object, config: d2.GenerationConfig, claimed: object, base_path: object) -> None:
         deadline = time.monotonic() + 10
         while not page.address and time.monotonic() < deadline and not page.served:
             time.sleep(0.01)
@@ -182,7 +182,7 @@ def test_the_page_opens_with_what_was_asked_for(run: Run, library: FakeLibrary, 
 
 
 def test_the_address_alone(run: Run, library: FakeLibrary, web: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash2_app.commands.demo_web._run", lambda configured, config, claimed: None)
+    monkeypatch.setattr("dflash2_app.commands.demo_web._run", lambda configured, config, claimed, base_path: None)
     ran = run("demo", "--web", "--no-browser")
     assert ran.code == 0 and "side by side: http://127.0.0.1:" in ran.err and not web.address
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,21 +130,9 @@ def demo(
     _check_drafter(setup, setup.plan.fallback_reason)
     given = None if prompt is None and prompts.messages is None else prompts.read(prompt)
     with Output() as out:
-        configured = models.open(setup, out)
-        if not configured.report.dflash_active:
-            _check_drafter(None, configured.report.dflash_fallback_reason)
-        prompts.check(configured.engine)
-        config = configured.generation_config(
-            prompts.chat_template_args,
-            forced=False,
-            sampling=sampling.extra(),
-            stop=tuple(reply.stop or ()),
-            chat_template=not prompts.no_chat_template,
-        )
-        text = given or prompts.read(sample_prompt(configured.engine, chats=_chats(configured.engine, config)))
-        pair = Pair(configured, text, config)
+        pair = _pair(models.open(setup, out), prompts, reply, sampling, given)
         if web:
-            _show_page(pair, prompts, reply, out, browser=browser)
+            _show_page(pair, prompts, reply, out, browser=browser, base_path=models.base_path)
             return
         if json:
             verdict = _compare_for_json(pair, out)
@@ -153,6 +142,28 @@ def demo(
             verdict = _compare_in_lines(pair, out)
     if check and not verdict.identical:
         raise typer.Exit(FAILED)
+
+
+def _pair(
+    configured: Configured,
+    prompts: PromptOptions,
+    reply: DemoReplyOptions,
+    sampling: DemoSamplingOptions,
+    given: Prompt | None,
+) -> Pair:
+    """What both runs get; a prompt that suits the model where none was given."""
+    if not configured.report.dflash_active:
+        _check_drafter(None, configured.report.dflash_fallback_reason)
+    prompts.check(configured.engine)
+    config = configured.generation_config(
+        prompts.chat_template_args,
+        forced=False,
+        sampling=sampling.extra(),
+        stop=tuple(reply.stop or ()),
+        chat_template=not prompts.no_chat_template,
+    )
+    text = given or prompts.read(sample_prompt(configured.engine, chats=_chats(configured.engine, config)))
+    return Pair(configured, text, config)
 
 
 def _check_web(
@@ -176,7 +187,9 @@ def _check_web(
         raise UsageError(f"--seed: got {sampling.seed}, expected at most {MOST_SEED} with --web")
 
 
-def _show_page(pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out: Output, *, browser: bool) -> None:
+def _show_page(
+    pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out: Output, *, browser: bool, base_path: Path | None
+) -> None:
     from .demo_web import serve_page
 
     drawn = pair.config.sampling
@@ -186,7 +199,7 @@ def _show_page(pair: Pair, prompts: PromptOptions, reply: DemoReplyOptions, out:
         "temperature": f"{drawn.temperature:g}", "seed": drawn.seed, "block_size": reply.block_size,
         "verify_mode": reply.verify_mode,
     }  # fmt: skip
-    serve_page(pair.configured, pair.config, values, out, browser=browser)
+    serve_page(pair.configured, pair.config, values, out, browser=browser, base_path=base_path)
 
 
 def _check_drafter(setup: Setup | None, reason: str | None) -> None:

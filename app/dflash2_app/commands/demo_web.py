@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -30,13 +31,20 @@ def page_address(port: int, values: dict[str, Any]) -> str:
 
 
 def serve_page(
-    configured: Configured, config: d2.GenerationConfig, values: dict[str, Any], out: Output, *, browser: bool
+    configured: Configured,
+    config: d2.GenerationConfig,
+    values: dict[str, Any],
+    out: Output,
+    *,
+    browser: bool,
+    base_path: Path | None,
 ) -> None:
     """Serve until Ctrl-C.
 
     Args:
         config: what a race gets that names nothing itself.
         values: fields of the page's form.
+        base_path: as the command line names it, for the other pages.
     """
     from ..web.server import bind
 
@@ -49,7 +57,7 @@ def serve_page(
             opening = threading.Timer(_BROWSER_AFTER_S, _open_browser, (address, out))
             opening.daemon = True  # a browser that runs in the terminal must not outlive Ctrl-C
             opening.start()
-        _run(configured, config, claimed)
+        _run(configured, config, claimed, base_path)
 
 
 def _open_browser(address: str, out: Output) -> None:
@@ -57,7 +65,7 @@ def _open_browser(address: str, out: Output) -> None:
         out.note("no browser could be opened: open the address above in one")
 
 
-def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket) -> None:
+def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket, base_path: Path | None) -> None:
     import dflash2_mlx as d2
 
     from ..web.app import make_app
@@ -70,5 +78,5 @@ def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket) -
     served = Served.of(configured.named.model_id, configured, config=config)
     pool = ModelPool([LoadedSource(served)])
     pool.adopt(served)
-    service = Service(pool, Desk())
+    service = Service(pool, Desk(), base_path=base_path)
     run(make_app(service, version=d2.__version__), claimed, service.stop)

@@ -91,12 +91,11 @@ class ServedModels:
 
     def catalogue(self) -> Catalogue:
         """What is offered, by these options and the settings."""
-        from ..settings.paths import VARIABLE, find_base
+        from ..settings.paths import find_base
         from ..web.offers import Catalogue
 
         given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
         base = find_base(self.base_path)
-        os.environ[VARIABLE] = str(base.folder)  # the pages' endpoints read and write the same files
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
 
 
@@ -222,7 +221,7 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
             out.note(f"{first.name}: plain decoding: {served.report.dflash_fallback_reason}")
     desk = Desk(limits.max_running, limits.max_waiting, limits.stuck_after)
     body = int(limits.max_body_mb * 10**6)
-    return Service(pool, desk, Limits(body_bytes=body), load_pinned=models.preload)
+    return Service(pool, desk, Limits(body_bytes=body), load_pinned=models.preload, base_path=models.base_path)
 
 
 def _start_log(level: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..manage.forms import base_object
 from ..settings.keys import DFLASH, KEYS
 from ..settings.names import Named
 from ..settings.profiles import is_modified
@@ -39,10 +40,7 @@ def assignment_line(name: str, value: Any) -> str:
 def overview(settings: Settings) -> dict[str, Any]:
     """All models of a base folder, for `--json`."""
     return {
-        "base_path": str(settings.base.folder),
-        "base_path_origin": settings.base.origin,
-        "shared_with_omlx": settings.of_omlx,
-        "default_model": settings.default_model,
+        **base_object(settings),
         "models": {name: dict(settings.record(name)) for name in settings.models},
         "extras": {name: dict(settings.extra(name)) for name in settings.extras},
         "notes": list(settings.notes),

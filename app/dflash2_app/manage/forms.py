@@ -51,13 +51,20 @@ def typed(key: Key, value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
 
 
-def overview(settings: Settings) -> dict[str, Any]:
-    """What holds for all models: folders, the default model, who shares the files."""
+def base_object(settings: Settings) -> dict[str, Any]:
+    """Which base folder this is, who shares it, and its default model."""
     return {
         "base_path": str(settings.base.folder),
         "base_path_origin": settings.base.origin,
         "shared_with_omlx": settings.of_omlx,
         "default_model": settings.default_model,
+    }
+
+
+def overview(settings: Settings) -> dict[str, Any]:
+    """What holds for all models: folders, the default model, who shares the files."""
+    return {
+        **base_object(settings),
         "model_folders": [str(folder) for folder in model_folders(settings)],
         "hub_cache": str(hub_cache()),
         "free_bytes": free_bytes(hub_cache()),

@@ -76,21 +76,15 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        beside = [asyncio.create_task(_unload_idle(service))]
-        if service.load_pinned:
-            beside.append(asyncio.create_task(service.pool.load_pinned()))
         lines.attach()
         manager.start()
         try:
-            yield
+            async with _beside(service):
+                yield
         finally:
-            service.desk.close()
             manager.close()
             await bench.close()
             lines.detach()
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
 
     return Starlette(
         routes=routes,
@@ -100,6 +94,21 @@ def make_app(service: Service, *, version: str, api_key: str | None = None) -> S
         },
         lifespan=lifespan,
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def _beside(service: Service) -> AsyncIterator[None]:
+    """What goes on beside the requests; nobody is admitted any more at the end."""
+    beside = [asyncio.create_task(_unload_idle(service))]
+    if service.load_pinned:
+        beside.append(asyncio.create_task(service.pool.load_pinned()))
+    try:
+        yield
+    finally:
+        service.desk.close()
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
 
 
 async def _unload_idle(service: Service) -> None:

@@ -20,7 +20,7 @@ from ..bench.record import csv_text
 from ..bench.sets import NAMES
 from ..engine import prepare
 from ..errors import AppError, one_line
-from ..settings.paths import find_base
+from ..settings.paths import Base
 from .api.errors import CONFLICT, NOT_FOUND, ApiError
 from .api.fields import Fields, parse_json
 from .asking import Query
@@ -39,7 +39,7 @@ class BenchApi:
 
     def __init__(self, service: Service):
         self._service = service
-        self._runner = BenchRunner(service, _store)
+        self._runner = BenchRunner(service, self._store)
 
     def routes(self) -> list[Route]:
         one = "/api/bench/runs/{id}"
@@ -102,7 +102,7 @@ class BenchApi:
             await asyncio.sleep(BETWEEN_S)
 
     async def runs(self, _: Request) -> Response:
-        found, problems = await asyncio.to_thread(_store().all)
+        found, problems = await asyncio.to_thread(self._store().all)
         return json_response({"runs": [run.summary() for run in found], "problems": problems, "most": MOST_RUNS})
 
     async def run(self, request: Request) -> Response:
@@ -120,7 +120,7 @@ class BenchApi:
         return Response(text.encode(), headers=_as_file(f"bench-{run.id}.csv"), media_type="text/csv")
 
     async def delete(self, request: Request) -> Response:
-        store, name = _store(), request.path_params["id"]
+        store, name = self._store(), request.path_params["id"]
         await _asked(lambda: store.delete(name))
         return json_response({"deleted": name})
 
@@ -132,13 +132,16 @@ class BenchApi:
         width = advice.get("block_size")
         if width is None:
             raise ApiError("apply: nothing is written: no block size is recommended", status=CONFLICT)
-        told = await _asked(lambda: _apply(run, width), status=CONFLICT)
+        told = await _asked(lambda: _apply(run, width, self._service.base()), status=CONFLICT)
         await self._service.pool.refresh()
         return json_response({"model": run.model, "block_size": width, "told": told})
 
     async def _kept(self, request: Request) -> KeptRun:
-        store, name = _store(), request.path_params["id"]
+        store, name = self._store(), request.path_params["id"]
         return await _asked(lambda: store.load(name))
+
+    def _store(self) -> RunStore:
+        return RunStore(self._service.base().folder)
 
     async def _no_fields(self, request: Request) -> None:
         body = await read_body(request, self._service.limits)
@@ -146,12 +149,7 @@ class BenchApi:
             Fields(parse_json(body)).finish()
 
 
-def _store() -> RunStore:
-    return RunStore(find_base().folder)
-
-
-def _apply(run: KeptRun, width: int) -> str:
-    base = find_base()
+def _apply(run: KeptRun, width: int, base: Base) -> str:
     setup = prepare(run.model, base=base)
     check_pair_is_configured(setup, run.record["drafter"], option="apply")
     return write_block_size(setup, base, width)

@@ -22,7 +22,6 @@ from ..chat.record import Chat
 from ..chat.settings import ReplySettings
 from ..chat.store import ChangedElsewhere, ChatStore, NoSuchChat, NotSaved
 from ..errors import AppError
-from ..settings.paths import find_base
 from .api.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError, from_library, refuse
 from .api.fields import Fields, parse_json
 from .http import json_response, read_body
@@ -40,15 +39,11 @@ MESSAGE_FIELDS = set("role content reasoning_content partial finish_reason error
 
 
 class ChatsApi:
-    """Endpoints of one chat folder.
+    """Endpoints of the chats in the base folder."""
 
-    Args:
-        base: the base folder; None takes the configured one.
-    """
-
-    def __init__(self, service: Service, base: Path | None = None):
+    def __init__(self, service: Service):
         body = min(service.limits.body_bytes, MOST_BODY)
-        self._limits, self._base = replace(service.limits, body_bytes=body), base
+        self._service, self._limits = service, replace(service.limits, body_bytes=body)
         self._overviews: dict[Path, Overview] = {}
 
     def routes(self) -> list[Route]:
@@ -136,7 +131,7 @@ class ChatsApi:
 
     def _store(self) -> ChatStore:
         try:
-            return ChatStore(self._base if self._base is not None else find_base().folder)
+            return ChatStore(self._service.base().folder)
         except AppError as error:
             raise ApiError(str(error), status=UNAVAILABLE) from None
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from ..errors import UsageError
 from ..settings.files import SettingsError
-from ..settings.paths import find_base
+from ..settings.paths import Base
 from ..settings.store import Settings, Store
 from .api.errors import CONFLICT, ApiError
 from .asking import Query, body_fields, in_thread, model_name
@@ -54,7 +54,7 @@ class ManagerApi:
         query = Query(request)
         context = query.integer("context", DEFAULT_CONTEXT, 1, MOST_CONTEXT)
         query.finish()
-        found = await in_thread(lambda: _survey(context))
+        found = await in_thread(lambda: _survey(context, self._service.base()))
         left_out = self._service.pool.left_out
         # A profile that is offered as a model is its model's, not one of its own.
         states = [state for state in self._service.pool.status() if not state.get("profile")]
@@ -73,14 +73,14 @@ class ManagerApi:
         name = model_name(query.text("name"), "name")
         context = query.integer("context", DEFAULT_CONTEXT, 1, MOST_CONTEXT)
         query.finish()
-        return json_response(await in_thread(lambda: _details(name, context), missing=True))
+        return json_response(await in_thread(lambda: _details(name, context, self._service.base()), missing=True))
 
     async def removal(self, request: Request) -> Response:
         """What removing a model would free, for the question before it."""
         query = Query(request)
         name = model_name(query.text("name"), "name")
         query.finish()
-        removal = await in_thread(lambda: _plan_removal(name), missing=True)
+        removal = await in_thread(lambda: _plan_removal(name, self._service.base()), missing=True)
         return json_response({**_removal(name, removal), "in_use": await self._in_use(name)})
 
     async def remove(self, request: Request) -> Response:
@@ -89,11 +89,11 @@ class ManagerApi:
         fields = await body_fields(request, self._service.limits)
         name = model_name(fields.text("name"), "name")
         fields.finish()
-        removal = await in_thread(lambda: _plan_removal(name), missing=True)
+        removal = await in_thread(lambda: _plan_removal(name, self._service.base()), missing=True)
         reason = await self._in_use(name)
         if reason is not None:
             raise ApiError(f"name: {name} {reason}, expected an idle one", status=CONFLICT, param="name")
-        for state in self._states_of(name, await in_thread(_discovered)):
+        for state in self._states_of(name, await in_thread(lambda: _discovered(self._service.base()))):
             if state["loaded"]:
                 await self._service.pool.unload(state["id"])
         await in_thread(lambda: execute(removal))
@@ -104,12 +104,12 @@ class ManagerApi:
         """Why a model may not be removed now, or None."""
         if name in self._fetching():
             return "is being downloaded"
-        found = await in_thread(_discovered)
+        found = await in_thread(lambda: _discovered(self._service.base()))
         for state in self._states_of(name, found):
             if state["active_requests"] or state["is_loading"]:
                 return "is being loaded" if state["is_loading"] else f"is used by {state['active_requests']} request(s)"
         loaded = [state["id"] for state in self._service.pool.status() if state["loaded"] or state["is_loading"]]
-        owner = await in_thread(lambda: _drafted_by(name, loaded, found))
+        owner = await in_thread(lambda: _drafted_by(name, loaded, found, self._service.base()))
         return None if owner is None else f"is the drafter of {owner}, which is loaded"
 
     def _states_of(self, name: str, found: Discovery) -> list[dict[str, Any]]:
@@ -126,20 +126,20 @@ def _means(state: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
     return not names.isdisjoint({state["id"], state.get("name"), state.get("model_id")})
 
 
-def _discovered() -> Discovery:
+def _discovered(base: Base) -> Discovery:
     from ..models.discover import discover
     from ..models.places import find_places
 
-    return discover(find_places())
+    return discover(find_places(base.folder))
 
 
-def _survey(context: int) -> dict[str, Any]:
+def _survey(context: int, base: Base) -> dict[str, Any]:
     from ..manage.listing import listed
     from ..models.places import hub_cache
     from ..models.pull import free_bytes
 
-    found = _discovered()
-    settings, notes = _settings()
+    found = _discovered(base)
+    settings, notes = _settings(base)
     models = [{**listed(model, context), **_configured(settings, model)} for model in found.models]
     models.sort(key=lambda model: (not model["is_favorite"], model["kind"] != "target", model["id"].lower()))
     return {
@@ -152,10 +152,10 @@ def _survey(context: int) -> dict[str, Any]:
     }
 
 
-def _settings() -> tuple[Settings | None, list[str]]:
+def _settings(base: Base) -> tuple[Settings | None, list[str]]:
     """The settings files; None and the reason where one of them cannot be read."""
     try:
-        found = Store(find_base()).load()
+        found = Store(base).load()
     except SettingsError as error:
         return None, [str(error)]
     return found, list(found.notes)
@@ -188,10 +188,10 @@ def _configured(settings: Settings | None, model: LocalModel) -> dict[str, Any]:
     }
 
 
-def _details(name: str, context: int) -> dict[str, Any]:
+def _details(name: str, context: int, base: Base) -> dict[str, Any]:
     from ..manage.details import facts_of, look
 
-    looked = look(name, _discovered().find(name))
+    looked = look(name, _discovered(base).find(name))
     page = looked.page
     return {
         **facts_of(looked, context),
@@ -208,11 +208,11 @@ def _hub_url(repo_id: str) -> str:
     return f"{hub.endpoint()}/{repo_id}"
 
 
-def _plan_removal(name: str) -> Removal:
+def _plan_removal(name: str, base: Base) -> Removal:
     from ..models.cache import is_hub_id
     from ..models.remove import plan_removal
 
-    found = _discovered().find(name)
+    found = _discovered(base).find(name)
     if found is not None and found.source != "hub":
         raise UsageError(f"name: got {name!r}, a folder of your own, expected a model of the Hub cache")
     repo_id = name if found is None else found.name
@@ -225,12 +225,12 @@ def _removal(name: str, removal: Removal) -> dict[str, Any]:
     return {"name": name, "commits": removal.commits, "freed_bytes": removal.size}
 
 
-def _drafted_by(name: str, loaded: list[str], found: Discovery) -> str | None:
+def _drafted_by(name: str, loaded: list[str], found: Discovery, base: Base) -> str | None:
     """The loaded model that has `name` as its drafter, by the settings."""
     from ..engine import outlook
     from ..settings.names import find_model
 
-    settings, _ = _settings()
+    settings, _ = _settings(base)
     model = found.find(name)
     names = {name} if model is None else {name, model.name, str(model.path)}
     for served in loaded if settings is not None else ():

@@ -12,9 +12,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import one_line
+from ..settings.paths import Base, find_base
 from .api.ask import Ask
 from .api.errors import INTERNAL, ApiError
 from .api.parts import Part
@@ -51,6 +53,15 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     load_pinned: bool = True  # at start
+    base_path: Path | None = None  # what the command line says of the base folder
+
+    def base(self) -> Base:
+        """The base folder, found anew each time: `DFLASH2_BASE_PATH` or the default where the command says nothing.
+
+        Raises:
+            UsageError: it is no folder.
+        """
+        return find_base(self.base_path)
 
     def stop(self) -> None:
         """End what runs and admit nobody: the server is about to end."""

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..settings.paths import find_base
 from ..settings.store import Store
 from .api.errors import BAD_REQUEST, ApiError, refuse
 from .asking import Query, body_fields, in_thread, model_name
@@ -57,7 +56,7 @@ class SettingsApi:
         from ..manage.forms import overview
 
         Query(request).finish()
-        return json_response(await in_thread(lambda: overview(_store().load())))
+        return json_response(await in_thread(lambda: overview(self._store().load())))
 
     async def schema(self, request: Request) -> Response:
         from ..manage.forms import schema
@@ -69,25 +68,25 @@ class SettingsApi:
         query = Query(request)
         name = model_name(query.text("name"), "name")
         query.finish()
-        return json_response(await in_thread(lambda: _form(name), missing=True))
+        return json_response(await in_thread(lambda: _form(self._store(), name), missing=True))
 
     async def check(self, request: Request) -> Response:
         """What saving would do; nothing is written."""
         name, values = await self._change_fields(request)
-        await in_thread(lambda: _find(name), missing=True)
-        change = await in_thread(lambda: _check(name, values))
+        await in_thread(lambda: _find(self._store(), name), missing=True)
+        change = await in_thread(lambda: _check(self._store(), name, values))
         return json_response(_shown(change))
 
     async def save(self, request: Request) -> Response:
         from ..manage.changes import omlx_note
 
         name, values = await self._change_fields(request)
-        await in_thread(lambda: _find(name), missing=True)
-        change = await in_thread(lambda: _save(name, values))
+        await in_thread(lambda: _find(self._store(), name), missing=True)
+        change = await in_thread(lambda: _save(self._store(), name, values))
         if not change.good:
             raise _faulty(change)
         effects = await settings_saved(self._service.pool, change.named.model_id, change.load_keys)
-        form = await in_thread(lambda: _form(name))
+        form = await in_thread(lambda: _form(self._store(), name))
         notes = [*change.notes, *omlx_note(change.settings)]
         return json_response({**_shown(change), **_effects(effects), "notes": notes, "saved": True, "settings": form})
 
@@ -98,15 +97,15 @@ class SettingsApi:
         given = fields.text("drafter")
         fields.finish()
         drafter = None if given is None else model_name(given, "drafter")
-        await in_thread(lambda: _find(name), missing=True)
-        return json_response(await in_thread(lambda: _preset(name, preset, drafter)))
+        await in_thread(lambda: _find(self._store(), name), missing=True)
+        return json_response(await in_thread(lambda: _preset(self._store(), name, preset, drafter)))
 
     async def recover(self, request: Request) -> Response:
         from ..manage.changes import recover
 
         fields = await body_fields(request, self._service.limits)
         fields.finish()
-        return json_response({"moved": await in_thread(lambda: recover(_store()))})
+        return json_response({"moved": await in_thread(lambda: recover(self._store()))})
 
     async def profiles(self, request: Request) -> Response:
         from ..manage.forms import profiles_object
@@ -116,7 +115,7 @@ class SettingsApi:
         query.finish()
 
         def work() -> dict[str, Any]:
-            settings, named = _find(name)
+            settings, named = _find(self._store(), name)
             return {"model": named.model_id, **profiles_object(settings, named)}
 
         return json_response(await in_thread(work, missing=True))
@@ -167,13 +166,16 @@ class SettingsApi:
             if more["exposed"] is None:
                 raise refuse("exposed", None, "true or false")
         fields.finish()
-        settings, named = await in_thread(lambda: _find(model), missing=True)
+        settings, named = await in_thread(lambda: _find(self._store(), model), missing=True)
         before = await in_thread(lambda: _engine_values(settings, named))
-        await in_thread(lambda: work(_store(), named.model_id, name, more))
-        after = await in_thread(lambda: _engine_values(_store().load(), named))
+        await in_thread(lambda: work(self._store(), named.model_id, name, more))
+        after = await in_thread(lambda: _engine_values(self._store().load(), named))
         load_keys = [key for key in before if before[key] != after[key]]
         effects = await settings_saved(self._service.pool, named.model_id, load_keys)
-        return json_response({**_effects(effects), "settings": await in_thread(lambda: _form(model))})
+        return json_response({**_effects(effects), "settings": await in_thread(lambda: _form(self._store(), model))})
+
+    def _store(self) -> Store:
+        return Store(self._service.base())
 
     async def _change_fields(self, request: Request) -> tuple[str, dict[str, Any]]:
         fields = await body_fields(request, self._service.limits)
@@ -187,50 +189,46 @@ class SettingsApi:
         return name, values
 
 
-def _store() -> Store:
-    return Store(find_base())
-
-
-def _find(name: str) -> tuple[Settings, Named]:
+def _find(store: Store, name: str) -> tuple[Settings, Named]:
     from ..manage.changes import find_own
 
-    settings = _store().load()
+    settings = store.load()
     return settings, find_own(settings, name)
 
 
-def _form(name: str) -> dict[str, Any]:
+def _form(store: Store, name: str) -> dict[str, Any]:
     from ..manage.forms import model_form
     from ..models.discover import discover
     from ..models.places import find_places
 
-    settings, named = _find(name)
-    return model_form(settings, named, os.environ, discover(find_places()))
+    settings, named = _find(store, name)
+    return model_form(settings, named, os.environ, discover(find_places(store.base.folder)))
 
 
-def _check(name: str, values: dict[str, Any]) -> Change:
+def _check(store: Store, name: str, values: dict[str, Any]) -> Change:
     from ..manage.changes import check
 
-    settings, named = _find(name)
+    settings, named = _find(store, name)
     return check(settings, named, values, os.environ)
 
 
-def _save(name: str, values: dict[str, Any]) -> Change:
+def _save(store: Store, name: str, values: dict[str, Any]) -> Change:
     from ..manage.changes import save
 
-    change = _check(name, values)
+    change = _check(store, name, values)
     if change.good:
-        save(_store(), change)
+        save(store, change)
     return change
 
 
-def _preset(name: str, preset: str | None, drafter: str | None) -> dict[str, Any]:
+def _preset(store: Store, name: str, preset: str | None, drafter: str | None) -> dict[str, Any]:
     from ..manage.checks import PRESET, preset_values
     from ..manage.forms import typed
     from ..settings.keys import KEYS
 
     if preset != PRESET:
         raise refuse("preset", preset, repr(PRESET))
-    settings, named = _find(name)
+    settings, named = _find(store, name)
     checked = preset_values(settings, named, drafter)
     values = {key: None if value is None else typed(KEYS[key], value) for key, value in checked.values.items()}
     return {"preset": preset, "values": values, "notes": checked.notes}

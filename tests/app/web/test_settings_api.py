@@ -257,3 +257,19 @@ def test_unknown_parameters_are_refused(http: httpx2.Client) -> None:
     assert http.get("/api/settings/model").status_code == 400
     mini = http.get("/api/settings/model", params={"name": "mini"}).json()
     assert mini["dflash_requested"] and mini["drafter"] == "mini" and mini["pairing"]["state"] == "good"
+
+
+def test_every_page_keeps_to_the_folder_of_the_command_line(
+    home: Path, tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    with serving(source_of(scripted("fine", "Tiny-27B-4bit"))) as server:
+        server.service.base_path = tmp_path / "elsewhere"
+        found = server.http.get("/api/settings").json()
+        assert (found["base_path"], found["base_path_origin"]) == (str(tmp_path / "elsewhere"), "--base-path")
+        assert save(server.http, pair[0], top_k=7).status_code == 200
+        assert records(tmp_path / "elsewhere")["Tiny-27B-4bit"]["top_k"] == 7
+        chat = {"version": 1, "messages": [{"role": "user", "content": "hello"}]}
+        assert server.http.post("/api/chats", json={"chat": chat}).status_code == 201
+        assert server.http.get("/api/bench/runs").status_code == server.http.get("/api/models").status_code == 200
+        assert len(list((tmp_path / "elsewhere" / "chats").glob("*.json"))) == 1
+    assert not (home / "settings").exists()
