@@ -19,8 +19,8 @@ class Contest:
 
     Attributes:
         kernel: name of the kernel, one of `_dispatch.KERNELS`.
-        key: shapes, types and rows in words, for instance "5120x17408 4bit g64 bfloat16 rows 8"; what the winner is kept
-            under.
+        key: shapes, types and rows in words, for instance "5120x17408 4bit g64 bfloat16 rows 8"; a winner
+            is kept under it.
         stock: the contender that is MLX's own operation; the numbers of the others are held against it.
         chains: every contender. Weights rotate from call to call, so that none of them stays in a cache.
         check: runs one contender and raises `KernelMismatch`, or what Metal raises, where its numbers are not right.
