@@ -21,6 +21,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from .checkpoint import find_config, find_files, read_config
+from .chips import this_chip
 from .config import DrafterConfig
 from .costs import CostTable
 from .drafter.model import DraftModel
@@ -260,9 +261,7 @@ def _drafter_dtype(wanted: str, *, quantized: bool) -> mx.Dtype:
         return {"bfloat16": mx.bfloat16, "float32": mx.float32}[wanted]
     if on_cpu():
         return mx.float32
-    architecture = str(mx.device_info().get("architecture", ""))
-    emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
-    return mx.float32 if emulated and quantized else mx.bfloat16
+    return mx.float32 if this_chip().emulates_bfloat16 and quantized else mx.bfloat16
 
 
 def load_precision(

@@ -59,6 +59,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     memory = machine["memory_bytes"]
     lines = [
         f"machine    {machine['chip'] or 'unknown chip'} · {machine['system']} · Python {machine['python']}",
+        *_gpu_lines(machine["gpu"]),
         f"memory     {_gigabytes(memory)}, MLX may use {_gigabytes(machine['memory_limit_bytes'])}",
         f"MLX        {machine['backend']}, {machine['device']}",
         f"packages   {versions}",
@@ -76,6 +77,19 @@ def _lines(found: dict[str, Any]) -> list[str]:
         if found["busy"]:
             lines.append(f"caution    {found['busy']}")
     return [*lines, *(f"cannot     {text}" for text in found["cannot"])]
+
+
+def _gpu_lines(gpu: dict[str, Any] | None) -> list[str]:
+    """The chip's GPU; none where there is no Apple GPU."""
+    if gpu is None:
+        return []
+    facts = [
+        f"GPU generation {gpu['generation']}",
+        *([f"{gpu['cores']} cores"] if gpu["cores"] else []),
+        *(["bfloat16 is emulated"] if gpu["emulates_bfloat16"] else []),
+        f"Neural Accelerators: {'yes' if gpu['neural_accelerators'] else 'no'} ({gpu['neural_reason']})",
+    ]
+    return [f"chip       {' · '.join(facts)}"]
 
 
 def _pair_lines(pair: dict[str, Any]) -> list[str]:
