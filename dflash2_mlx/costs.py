@@ -1,6 +1,7 @@
 """What a pass costs by its number of rows, and the verify width that pays.
 
-Owns: measured times of target and draft passes, the expected tokens of a block, and the choice between widths.
+Owns: measured times of target and draft passes, where a pair's costs come from, the expected tokens of a block, and
+the choice between widths. What a chip should need by arithmetic is `cost_model`'s.
 Knows nothing of sessions: passes are run on a state of their own and never committed. All functions run on the
 thread that owns MLX.
 
@@ -9,15 +10,17 @@ Reference: DFlash 2 specification 6.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from .drafter.model import DraftModel
+from .errors import ConfigError
 from .targets.base import Target
 
 MOST_ROWS = 16
@@ -33,30 +36,89 @@ Chain = Callable[[int], mx.array]  # builds n passes; its result depends on the 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds per pass: `verify[rows]` of the target, `draft[width]` of a proposal with its context rows."""
+    """Seconds per pass.
+
+    Attributes:
+        verify: of the target, by rows, behind `CONTEXT` committed positions.
+        draft: of a proposal with its context rows, by width; the drafter's window bounds what it sees.
+        slope: what each further committed position adds to a target pass, by rows; rows that are missing add what a
+            single row does, and nothing where that is missing too.
+    """
 
     verify: dict[int, float]
     draft: dict[int, float]
+    slope: dict[int, float] = field(default_factory=dict)
+
+    def at(self, depth: int) -> PassCosts:
+        """The costs behind `depth` committed positions."""
+        beyond = max(0, depth - CONTEXT)
+        if not self.slope or not beyond:
+            return self
+        single = self.slope.get(1, 0.0)
+        deeper = {rows: cost + beyond * self.slope.get(rows, single) for rows, cost in self.verify.items()}
+        return PassCosts(deeper, self.draft)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Plain JSON; seconds by rows."""
+        parts = {"verify_s": self.verify, "draft_s": self.draft, "per_position_s": self.slope}
+        return {name: {str(rows): seconds for rows, seconds in part.items()} for name, part in parts.items()}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> PassCosts:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            ConfigError: naming the entry that is not a table of positive numbers by rows.
+        """
+        return cls(*(_table(raw, name) for name in ("verify_s", "draft_s", "per_position_s")))
+
+
+def _table(raw: Mapping[str, Any], name: str) -> dict[int, float]:
+    given, found = raw.get(name), {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"costs {name}: got {given!r}, expected seconds by rows")
+    for rows, seconds in given.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+        if not (isinstance(rows, str) and rows.isdecimal() and int(rows)) or not number or seconds < 0:
+            raise ConfigError(f"costs {name}: got {rows!r}: {seconds!r}, expected seconds by rows")
+        found[int(rows)] = float(seconds)
+    if name == "verify_s" and not found.get(1):
+        raise ConfigError("costs verify_s: got no time of one row, expected one")
+    return found
+
+
+MEASURED, KEPT, MODEL = "measured", "kept", "model"
 
 
 class CostTable:
-    """Costs of one pair on this machine, measured when they are first asked for.
+    """Costs of one pair on this machine.
+
+    Measured ones count most, whether just now or in an earlier process (kept); a model's serve until there are any.
+    Where there is nothing, they are measured when they are first asked for.
 
     Args:
         costs: what is known already.
+        prior: what the cost model says for this chip, if it knows it.
     """
 
-    def __init__(self, costs: PassCosts | None = None):
-        self._costs = costs
+    def __init__(self, costs: PassCosts | None = None, *, prior: PassCosts | None = None):
+        self._costs = costs or prior
+        self.source: str | None = MEASURED if costs else MODEL if prior else None
 
     @property
     def known(self) -> bool:
+        """Whether asking for costs measures nothing."""
         return self._costs is not None
+
+    def adopt(self, costs: PassCosts, source: str) -> None:
+        """Take these from now on; `source` is `MEASURED` or `KEPT`."""
+        self._costs, self.source = costs, source
 
     def costs(self, target: Target, drafter: DraftModel) -> PassCosts:
         """Costs of plain passes and of every width up to the drafter's block size."""
         if self._costs is None:
-            self._costs = measure_costs(target, drafter, range(1, drafter.config.block_size + 1))
+            self.adopt(measure_costs(target, drafter, range(1, drafter.config.block_size + 1)), MEASURED)
+        assert self._costs is not None
         return self._costs
 
 
@@ -137,13 +199,15 @@ def _timed(chain: Chain, passes: int) -> float:
     return time.perf_counter() - began
 
 
-def target_chain(target: Target, rows: int) -> Chain:
-    """Verify passes of `rows` rows, none of them committed."""
+def target_chain(target: Target, rows: int, depth: int = CONTEXT) -> Chain:
+    """Verify passes of `rows` rows behind `depth` positions, none of them committed."""
     state = target.new_state(1)
     prompt = mx.zeros((1, CONTEXT), dtype=mx.int32)
     target.forward(prompt, state, last_only=True)
     target.commit(state, CONTEXT)
     state.settle(CONTEXT, CONTEXT, 0)
+    if depth > CONTEXT:
+        state.pretend(depth)
     mx.eval(state.arrays())
     nothing = mx.zeros((1,), dtype=mx.int32)
     first = mx.zeros((1, rows), dtype=mx.int32)
@@ -153,7 +217,7 @@ def target_chain(target: Target, rows: int) -> Chain:
         for _ in range(passes):
             out = target.forward(ids, state)
             target.commit(state, nothing)
-            state.settle(rows, 0, CONTEXT)
+            state.settle(rows, 0, depth)
             ids = mx.argmax(out.logits, axis=-1).astype(mx.int32)
         return ids
 

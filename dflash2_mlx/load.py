@@ -23,11 +23,13 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 from .checkpoint import find_config, find_files, read_config
 from .chips import this_chip
 from .config import DrafterConfig
-from .costs import CostTable
+from .cost_model import OwnKernels, predict, workload
+from .costs import CostTable, PassCosts
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
+from .kernels._dispatch import KERNELS, dispatcher
 from .layout import on_cpu, store_for_device
 from .memory import Precision
 from .pairing import check_target_config, checked_drafter
@@ -121,6 +123,9 @@ def load(
     # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
     target_model, draft_model = owner().call(lambda: _read_weights(folder, config, target_dtype, draft))
     how = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
+    held = load_precision(
+        draft_bits=draft_bits, draft_group_size=draft_group_size, target_dtype=target_dtype, drafter_dtype=drafter_dtype
+    )
     return Engine(
         target=target_model,
         drafter=draft_model,
@@ -131,6 +136,7 @@ def load(
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
         target_config=config,
         fingerprint=fingerprint([folder, *([draft.folder] if draft else [])], (*how, str(mx.default_device()))),
+        costs=CostTable(prior=None if draft_model is None else prior_costs(config, draft_model.config, held)),
     )
 
 
@@ -184,7 +190,30 @@ def with_drafter(
     source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
     folder, config = checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
     files = _DrafterFiles(folder, config, draft_bits, draft_group_size)
-    return replace(engine, drafter=owner().call(lambda: files.read(engine.target)), drafter_name=str(drafter))
+    model = owner().call(lambda: files.read(engine.target))
+    # What was measured, and what is kept under the fingerprint, belongs to the other drafter.
+    return replace(
+        engine, drafter=model, drafter_name=str(drafter), costs=CostTable(), fingerprint=unique_fingerprint()
+    )
+
+
+def prior_costs(config: Mapping[str, Any], drafter: DrafterConfig, held: Precision) -> PassCosts | None:
+    """What passes should cost here by the cost model; None where it does not know the chip, or MLX uses no GPU."""
+    if on_cpu() or not mx.metal.is_available():
+        return None
+    rows = range(1, drafter.block_size + 1)
+    return predict(workload(config, drafter, held), this_chip(), own_kernels(), rows)
+
+
+def own_kernels() -> OwnKernels:
+    """Which few-row kernels of ours may run in this process."""
+    kernels = dispatcher()
+    runs = {name: kernels.wants_metal(name) for name in KERNELS}
+    return OwnKernels(
+        linear=runs.get("qmm_rows", False),
+        attention=runs.get("few_row_attention", False),
+        recurrent=runs.get("gated_delta_verify", False),
+    )
 
 
 def _refuse(**settings: object) -> None:

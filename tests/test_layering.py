@@ -60,6 +60,7 @@ LIBRARY = [
     "fingerprint",
     "shapes",
     "memory",
+    "cost_model",
     "describe",
     "checkpoint",
     "pairing",
