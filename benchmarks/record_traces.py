@@ -1,8 +1,8 @@
 """Writes down how many drafts a round accepts, wherever in a reply it begins: what width policies are tried on.
 
 A block is drafted after every token of finished replies, so that any policy can be played over the record: a round of
-w rows at token t accepts min(a[t], w - 1). Sampled replies are coupled: their noise belongs to positions, so the text is
-the same at every width. The recorded file is `tests/data/traces.json`; `bench_widths` plays it.
+w rows at token t accepts min(a[t], w - 1). Sampled replies are coupled: their noise belongs to positions, so the text
+is the same at every width. The recorded file is `tests/data/traces.json`; `bench_widths` plays it.
 
     python -m benchmarks.record_traces tests/data/traces.json
 """
@@ -26,8 +26,7 @@ from dflash2_mlx.runtime import owner
 from dflash2_mlx.verify import TokenChooser
 
 TEMPERATURES = (0.0, 1.0)
-SEEDS = (1,)  # replies per prompt at temperature 1
-PROMPTS = 30  # two of each family
+SEEDS = (1, 2, 3)  # replies per prompt at temperature 1
 MAX_TOKENS = 200
 _TOGETHER = 16
 
@@ -72,7 +71,7 @@ def accepted_at(engine: d2.Engine, reply: Reply, sampling: d2.SamplingConfig) ->
 def record(engine: d2.Engine, temperature: float, tell: bool = True) -> dict[str, Any]:
     """All replies of one temperature, by family of prompt."""
     found: dict[str, tuple[list[str], list[list[list[int]]]]] = {}
-    for number, prompt in enumerate(mini_prompts()[:PROMPTS]):
+    for number, prompt in enumerate(mini_prompts()):
         for seed in SEEDS if temperature else SEEDS[:1]:
             sampling = d2.SamplingConfig(
                 temperature=temperature,

@@ -163,9 +163,7 @@ def predict(
         verify[count] = linear + around / rates.bandwidth + CONTEXT * slope[count]
         if work.drafter and 2 <= count <= work.block_size:
             passes = sum(linear_s(part, count, chip, rates, own) for part in work.drafter)
-            draft[count] = (
-                passes + linear_s(work.head, count - 1, chip, rates, own) + _DRAFT_DISPATCHES * _DISPATCH_S
-            )
+            draft[count] = passes + linear_s(work.head, count - 1, chip, rates, own) + _DRAFT_DISPATCHES * _DISPATCH_S
     return PassCosts(verify, draft, slope)
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -29,7 +30,7 @@ _LONG_ENOUGH_S = 0.05  # what a chain of passes should take
 _MOST_PASSES = 16
 _REPEATS = 3
 
-Key = tuple[str, int]  # "verify" or "draft", rows
+Key = tuple[str, int]  # "verify", "deep" or "draft", rows
 Name = TypeVar("Name", bound=Hashable)
 Chain = Callable[[int], mx.array]  # builds n passes; its result depends on the last
 
@@ -104,6 +105,9 @@ class CostTable:
     def __init__(self, costs: PassCosts | None = None, *, prior: PassCosts | None = None):
         self._costs = costs or prior
         self.source: str | None = MEASURED if costs else MODEL if prior else None
+        # Is told of newly measured ones, on the owner thread; says what went wrong.
+        self.keep: Callable[[PassCosts], str | None] | None = None
+        self.problem: str | None = None
 
     @property
     def known(self) -> bool:
@@ -113,6 +117,8 @@ class CostTable:
     def adopt(self, costs: PassCosts, source: str) -> None:
         """Take these from now on; `source` is `MEASURED` or `KEPT`."""
         self._costs, self.source = costs, source
+        if source == MEASURED and self.keep is not None:
+            self.problem = self.keep(costs)
 
     def costs(self, target: Target, drafter: DraftModel) -> PassCosts:
         """Costs of plain passes and of every width up to the drafter's block size."""
@@ -138,14 +144,37 @@ def measure_costs(
 
     Each pass waits for the one before it, on the device; the host reads only the end of a chain.
     """
+    steps = measuring_costs(target, drafter, rows)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            costs: PassCosts = end.value
+            return costs
+
+
+def measuring_costs(
+    target: Target, drafter: DraftModel | None, rows: Iterable[int], *, deep: int | None = None
+) -> Generator[None, None, PassCosts]:
+    """`measure_costs` in slices of about a pass; what else wants the device may run in between.
+
+    Args:
+        deep: also time passes behind so many positions, whose rows hold anything, for what a position adds.
+    """
     rows = list(rows)
-    chains: dict[Key, Chain] = {("verify", count): target_chain(target, count) for count in rows}
+    chains: dict[Key, Chain] = {("verify", count): chain for count, chain in target_chains(target, rows).items()}
     if drafter is not None:
         widths = [count for count in rows if 2 <= count <= drafter.config.block_size]
         chains |= {("draft", width): draft_chain(target, drafter, width) for width in widths}
-    seconds = {key: statistics.median(times) for key, times in time_in_turns(chains, _REPEATS).items()}
-    verify, draft = ({n: s for (what, n), s in seconds.items() if what == kind} for kind in ("verify", "draft"))
-    return PassCosts(verify, draft)
+    if deep is not None:
+        chains |= {("deep", count): chain for count, chain in target_chains(target, rows, deep).items()}
+    times = yield from timing_in_turns(chains, _REPEATS)
+    seconds = {key: statistics.median(of_key) for key, of_key in times.items()}
+    verify, draft, below = (
+        {n: s for (what, n), s in seconds.items() if what == kind} for kind in ("verify", "draft", "deep")
+    )
+    slope = {count: max(0.0, s - verify[count]) / (deep - CONTEXT) for count, s in below.items()} if deep else {}
+    return PassCosts(verify, draft, slope)
 
 
 def expected_tokens(acceptance: Sequence[float | None], width: int) -> float:
@@ -180,17 +209,39 @@ def best_gain(found: Sequence[WidthGain]) -> WidthGain:
 
 def time_in_turns(chains: Mapping[Name, Chain], repeats: int) -> dict[Name, list[float]]:
     """Seconds of one pass of each chain, `repeats` times in turns: a slow moment of the machine hits all alike."""
-    passes = {key: _enough_passes(chain) for key, chain in chains.items()}
+    steps = timing_in_turns(chains, repeats)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            seconds: dict[Name, list[float]] = end.value
+            return seconds
+
+
+def timing_in_turns(
+    chains: Mapping[Name, Chain], repeats: int, *, most: int = _MOST_PASSES
+) -> Generator[None, None, dict[Name, list[float]]]:
+    """`time_in_turns` in slices: one chain is run, or tried, between two pauses.
+
+    Args:
+        most: passes of one run.
+    """
+    passes: dict[Name, int] = {}
+    for key, chain in chains.items():
+        passes[key] = _enough_passes(chain, most)
+        yield
     seconds: dict[Name, list[float]] = {key: [] for key in chains}
-    for _ in range(repeats):
-        for key, chain in chains.items():
-            seconds[key].append(_timed(chain, passes[key]) / passes[key])
+    for turn in range(repeats):
+        order = list(chains)
+        for key in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+            seconds[key].append(_timed(chains[key], passes[key]) / passes[key])
+            yield
     return seconds
 
 
-def _enough_passes(chain: Chain) -> int:
+def _enough_passes(chain: Chain, most: int) -> int:
     mx.eval(chain(1))  # compiles, and allocates what is reused
-    return max(1, min(_MOST_PASSES, round(_LONG_ENOUGH_S / _timed(chain, 1))))
+    return max(1, min(most, round(_LONG_ENOUGH_S / _timed(chain, 1))))
 
 
 def _timed(chain: Chain, passes: int) -> float:
@@ -199,8 +250,13 @@ def _timed(chain: Chain, passes: int) -> float:
     return time.perf_counter() - began
 
 
-def target_chain(target: Target, rows: int, depth: int = CONTEXT) -> Chain:
-    """Verify passes of `rows` rows behind `depth` positions, none of them committed."""
+def target_chain(target: Target, rows: int) -> Chain:
+    """Verify passes of `rows` rows, none of them committed."""
+    return target_chains(target, [rows])[rows]
+
+
+def target_chains(target: Target, counts: Iterable[int], depth: int = CONTEXT) -> dict[int, Chain]:
+    """Verify passes of each number of rows behind `depth` positions; all on one state, as none is committed."""
     state = target.new_state(1)
     prompt = mx.zeros((1, CONTEXT), dtype=mx.int32)
     target.forward(prompt, state, last_only=True)
@@ -210,10 +266,9 @@ def target_chain(target: Target, rows: int, depth: int = CONTEXT) -> Chain:
         state.pretend(depth)
     mx.eval(state.arrays())
     nothing = mx.zeros((1,), dtype=mx.int32)
-    first = mx.zeros((1, rows), dtype=mx.int32)
 
-    def chain(passes: int) -> mx.array:
-        ids = first
+    def chain(rows: int, passes: int) -> mx.array:
+        ids = mx.zeros((1, rows), dtype=mx.int32)
         for _ in range(passes):
             out = target.forward(ids, state)
             target.commit(state, nothing)
@@ -221,7 +276,7 @@ def target_chain(target: Target, rows: int, depth: int = CONTEXT) -> Chain:
             ids = mx.argmax(out.logits, axis=-1).astype(mx.int32)
         return ids
 
-    return chain
+    return {count: partial(chain, count) for count in counts}
 
 
 def draft_chain(target: Target, drafter: DraftModel, width: int) -> Chain:

@@ -316,6 +316,7 @@ class _Reply:
             self.stats.notices.append(
                 f"verify_mode adaptive: the costs of passes were measured first, in {spent:.1f} s"
             )
+            self.stats.notices += [engine.costs.problem] if engine.costs.problem else []
         elif engine.costs.source == MODEL:
             self.stats.notices.append(ADAPTIVE_BY_MODEL)
         return Adaptive(costs, self.request.width, depth=len(self.request.prompt))

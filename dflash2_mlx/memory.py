@@ -156,24 +156,24 @@ def packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, i
     return None if dims[-1] % group else (bits, group)
 
 
-def tensor_bytes(dims: Iterable[int], packing: tuple[int, int] | None, width: int) -> int:
+def tensor_bytes(dims: Iterable[int], packed: tuple[int, int] | None, width: int) -> int:
     """Bytes of one tensor, packed or of `width` bytes a number."""
     count = math.prod(dims)
-    if packing is None:
+    if packed is None:
         return count * width
-    bits, group = packing
+    bits, group = packed
     return count * bits // 8 + 2 * (count // group) * width  # codes, then scales and biases
 
 
 def _drafter_weights(config: DrafterConfig, held: Precision) -> int:
     total = 0
     for name, dims in expected_shapes(config).items():
-        packing = None
+        how = None
         if config.quantization and not any(book in name for book in _CODEBOOKS):
-            packing = packing(name, dims, config.quantization)
+            how = packing(name, dims, config.quantization)
         elif held.draft_bits is not None and name.removesuffix(".weight").rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD:
-            packing = (held.draft_bits, held.draft_group_size)
-        size = tensor_bytes(dims, packing, held.drafter_bytes)
+            how = (held.draft_bits, held.draft_group_size)
+        size = tensor_bytes(dims, how, held.drafter_bytes)
         twice = name.endswith(("k_proj.weight", "v_proj.weight"))  # beside the queries, and for all layers' context
         total += 2 * size if twice else size
     return total

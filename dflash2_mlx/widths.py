@@ -180,7 +180,9 @@ class Adaptive:
         if best == 1:
             self._rest = min(2 * self._rest, self.LONGEST_REST) if self._drafted < self.PROVEN else self.FIRST_REST
             self._width, self._left, self._drafted = 1, self._rest, 0
-        elif self._width not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(self._width, shares):
+        elif self._width not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(
+            self._width, shares
+        ):
             self._width, self._left = best, self.STAY
 
     def _try(self) -> None:

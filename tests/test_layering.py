@@ -30,6 +30,7 @@ LIBRARY = [
     "kernels.dynamic_conv",
     "kernels.top_candidates",
     "kernels.*",
+    "kernels.contests",
     "kernels",
     "sampling",
     "acceptance",
@@ -90,6 +91,11 @@ LIBRARY = [
     "analysis",
     "bench.*",
     "bench",
+    "tune.race",
+    "tune.record",
+    "tune.run",
+    "tune.background",
+    "tune",
     "",  # dflash2_mlx/__init__.py: the public names
 ]
 APPLICATION = [
@@ -134,7 +140,13 @@ APPLICATION_NEEDS = set(
     "uvicorn".split()
 )
 # What an application may import of the library: its public names and the public sub-packages.
-PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}
+PUBLIC_MODULES = {
+    "dflash2_mlx",
+    "dflash2_mlx.training",
+    "dflash2_mlx.analysis",
+    "dflash2_mlx.bench",
+    "dflash2_mlx.tune",
+}
 
 
 @dataclass(frozen=True)

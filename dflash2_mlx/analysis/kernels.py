@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..kernels._dispatch import KernelState, dispatcher
-from ..kernels.conv_add_norm import conv_add_norm, conv_add_norm_twin
-from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
-from ..kernels.norm_rope import norm_rope, norm_rope_twin
-from ..kernels.select_walk import Selector, select, select_twin
-from ..kernels.top_candidates import candidate_lists, twin_lists
+from ..kernels.contests import Case, codebooks_of, drafter_cases
 from ..runtime import owner
 
 _CALLS, _REPEATS = 8, 5
@@ -47,63 +42,25 @@ def time_kernels(drafter: DraftModel) -> list[KernelTime]:
         return []
     return owner().call(
         lambda: [
-            KernelTime(name, _milliseconds(kernel), _milliseconds(twin))
-            for name, kernel, twin in _cases(drafter.config, drafter.dtype)
-            if name in running
+            KernelTime(case.name, _milliseconds(case, case.kernel), _milliseconds(case, case.twin))
+            for case in _first_of_each(drafter)
+            if case.name in running
         ]
     )
 
 
-Call = Callable[[], object]
+def _first_of_each(drafter: DraftModel) -> list[Case]:
+    """One shape of each kernel: that of the whole block."""
+    cases = drafter_cases(drafter.config, drafter.dtype, drafter.config.block_size, codebooks_of(drafter))
+    return list({case.name: case for case in reversed(list(cases))}.values())[::-1]
 
 
-def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, Call]]:
-    rows, width = config.block_size, config.hidden_size
-
-    def random(*shape: int) -> mx.array:
-        return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
-
-    heads, start = config.num_heads + config.num_kv_heads, mx.zeros((1,), dtype=mx.int32)
-    qkv, norms = random(1, rows, heads + config.num_kv_heads, config.head_dim), random(heads, config.head_dim)
-    rules = {"theta": config.rope_theta, "eps": config.rms_norm_eps}
-    mx.eval(qkv, norms, start)
-    yield (
-        "norm_rope",
-        lambda: norm_rope(qkv, norms, start, **rules),
-        lambda: norm_rope_twin(qkv, norms, start, **rules),
-    )
-    if config.conv_kernel_size is not None and config.conv_group_size is not None:
-        x, base, weight = random(1, rows, width), random(2, config.conv_kernel_size, width), random(width)
-        delta = random(1, rows, 2, config.conv_kernel_size, width // config.conv_group_size)
-        split = split_base(base, delta.shape[-1])
-        mx.eval(x, base, weight, delta, split)
-        yield "dynamic_conv", lambda: dynamic_conv(x, base, delta, 0), lambda: convolve(x, split, delta, 0)
-        yield (
-            "conv_add_norm",
-            lambda: conv_add_norm(x, base, delta, x, weight, 1e-6),
-            lambda: conv_add_norm_twin(x, split, delta, x, weight, 1e-6),
-        )
-    logits, k, vocab = random(1, rows - 1, config.vocab_size), config.selector_top_k, config.vocab_size
-    lists = twin_lists(logits, k, vocab)
-    mx.eval(logits, lists.values, lists.ids)
-    yield "top_candidates", lambda: candidate_lists(logits, k).merged().ids, lambda: twin_lists(logits, k, vocab).ids
-    if config.selector_rank is not None:
-        selector = Selector(random(vocab, config.selector_rank), random(vocab, config.selector_rank))
-        gate, anchor = random(1, rows - 1, config.selector_rank), mx.zeros((1,), dtype=mx.int32)
-        mx.eval(selector.predecessor, selector.successor, gate, anchor)
-        yield (
-            "select_walk",
-            lambda: select(lists, gate, anchor, selector).tokens,
-            lambda: select_twin(lists, gate, anchor, selector).tokens,
-        )
-
-
-def _milliseconds(call: Call) -> float:
+def _milliseconds(case: Case, way: Callable[..., object]) -> float:
     """Median over repeats of one call's share of several queued together."""
-    times = []
+    times, copies = [], case.inputs()
     for number in range(_REPEATS + 1):
         began = time.perf_counter()
-        mx.eval([call() for _ in range(_CALLS)])
+        mx.eval([way(*copies[number % len(copies)]) for number in range(_CALLS)])
         if number:  # the first one compiles
             times.append(1e3 * (time.perf_counter() - began) / _CALLS)
     return statistics.median(times)

@@ -259,6 +259,12 @@ class DraftModel(nn.Module):
             self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
         return self._graph
 
+    def forget_graphs(self) -> None:
+        """Trace the compiled passes anew at their next use: what a kernel's dispatcher chose is fixed inside them."""
+        if self._compiled:
+            self._lender = None
+            self.project = mx.compile(self._project)
+
     def warm_up(self, lender: Lender) -> None:
         """Draft once each way, so that no test and no compilation of a Metal kernel falls into a reply."""
         if dispatcher().factory is None:

@@ -72,6 +72,18 @@ class Dispatcher:
         """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
         self._winners |= winners
 
+    def forget_winners(self) -> None:
+        """Back to the rules that hold before a race."""
+        self._winners.clear()
+
+    def chooses_metal(self, name: str, key: str) -> bool:
+        """Whether a kernel whose rival is its twin runs on Metal at this shape: it does unless the twin won a race.
+
+        Raises:
+            ConfigError: as `wants_metal`.
+        """
+        return self.wants_metal(name) and (self.wanted[name] == METAL or self._winners.get((name, key)) != MLX)
+
     def wants_metal(self, name: str) -> bool:
         """Whether this kernel may run on Metal here.
 
@@ -115,6 +127,10 @@ class Dispatcher:
         """One entry per kernel, as things stand."""
         return [self._state(name) for name in KERNELS]
 
+    def raced(self, name: str) -> dict[str, str]:
+        """Winners of this kernel's races, by shape."""
+        return {key: winner for (kernel, key), winner in self._winners.items() if kernel == name}
+
     def notes(self) -> list[str]:
         """One line per kernel that was switched off by its self-test."""
         return [f"kernel {name}: runs as its MLX twin ({reason})" for name, reason in sorted(self._failures.items())]
@@ -143,6 +159,11 @@ def parse_choices(text: str) -> Mapping[str, str]:
             )
         choices |= {name: choice} if named else dict.fromkeys(KERNELS, choice)
     return choices
+
+
+def race_key(shape: Sequence[int], dtype: mx.Dtype, *more: object) -> str:
+    """Name of a shape under which a race's winner is kept: sizes, type, and what else tells it from others."""
+    return " ".join(["x".join(map(str, shape)), str(dtype).removeprefix("mlx.core."), *map(str, more)])
 
 
 def check_equal(got: mx.array, want: mx.array, *, tolerance: float, what: str) -> None:
