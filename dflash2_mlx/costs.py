@@ -177,6 +177,13 @@ def measuring_costs(
     return PassCosts(verify, draft, slope)
 
 
+def cost_slices(drafter: DraftModel | None, rows: Iterable[int], deep: int | None) -> int:
+    """How many slices `measuring_costs` takes."""
+    rows = list(rows)
+    drafts = 0 if drafter is None else sum(2 <= count <= drafter.config.block_size for count in rows)
+    return (len(rows) * (1 + (deep is not None)) + drafts) * (1 + _REPEATS)
+
+
 def expected_tokens(acceptance: Sequence[float | None], width: int) -> float:
     """Tokens a round of `width` rows commits on average.
 

@@ -85,6 +85,11 @@ class Owner:
             self._calls.put(run)
         return future.result()
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Have `function`, which must not raise, run on the owner thread; do not wait for it."""
+        self._check_process()
+        self._calls.put(function)
+
     def submit(self, job: Job) -> None:
         """Step `job` in turn with the others until it has no more to do."""
         self._check_process()

@@ -110,6 +110,7 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "tuning",
     "loading",
     "engine",
     "samples",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -35,13 +35,18 @@ class KernelMismatch(Dflash2Error):
 
 @dataclass(frozen=True)
 class KernelState:
-    """What is known of one kernel: `runs` is "metal" or "mlx"; `reason` says why it is not what `wanted` asks for."""
+    """What is known of one kernel.
+
+    `runs` is "metal" or "mlx"; `reason` says why it is not what `wanted` asks for. `races` are winners by shape where
+    races decided; elsewhere the default rule does.
+    """
 
     name: str
     wanted: str
     runs: str
     tested: bool
     reason: str | None
+    races: Mapping[str, str] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -125,7 +130,7 @@ class Dispatcher:
 
     def states(self) -> list[KernelState]:
         """One entry per kernel, as things stand."""
-        return [self._state(name) for name in KERNELS]
+        return [replace(self._state(name), races=self.raced(name)) for name in KERNELS]
 
     def raced(self, name: str) -> dict[str, str]:
         """Winners of this kernel's races, by shape."""

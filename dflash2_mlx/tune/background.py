@@ -65,10 +65,10 @@ class BackgroundTuning:
         owner().submit_idle(self)
 
     def stop(self) -> None:
-        """End it before its next slice, and let go of the engine; what was measured so far is lost."""
+        """End it before its next slice, and let go of the engine soon; what was measured so far is lost."""
         self._stopped.set()
         if not owner().ended:
-            owner().call(self._let_go)
+            owner().post(self._let_go)
 
     # On the owner thread.
 

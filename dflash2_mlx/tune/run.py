@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from ..chips import this_chip
-from ..costs import KEPT, PassCosts, measuring_costs
+from ..costs import KEPT, PassCosts, cost_slices, measuring_costs
 from ..kernels._dispatch import dispatcher
 from ..kernels.contests import contests
 from ..load import Engine
 from ..runtime import owner
-from .race import RaceResult, racing
+from .race import REPEATS, RaceResult, racing
 from .record import TuneFolder, TuneRecord, identity_of
 
 DEEP = 4096  # positions behind which passes are timed once more
@@ -100,33 +100,38 @@ def tuning(engine: Engine) -> Steps:
     most = engine.block_size or 1
     dispatcher().forget_winners()  # what won before must not stand in for what is raced now
     matches = contests(engine.target, engine.drafter, range(1, most + 1))
-    total = len(matches) + 1
+    # A race is checked, tried and repeated for each contender; passes are tried and repeated.
+    sizes = [len(contest.chains) * (2 + REPEATS) for contest in matches]
+    rows = range(1, most + 1)
+    limit = engine.context_length
+    deep = DEEP if limit is None or limit > DEEP + most else None
+    total = sum(sizes) + cost_slices(engine.drafter, rows, deep)
     races: list[RaceResult] = []
     for number, contest in enumerate(matches):
-        what = Progress(number, total, f"{contest.kernel} {contest.key}")
-        yield what
+        what = Progress(sum(sizes[:number]), total, f"{contest.kernel} {contest.key}")
         races.append((yield from _slices(racing(contest), what)))
     dispatcher().adopt({(race.kernel, race.key): race.winner for race in races})
     if engine.drafter is not None:
         engine.drafter.forget_graphs()  # passes are timed with the winners
-    what = Progress(len(matches), total, "passes by rows")
-    yield what
-    limit = engine.context_length
-    deep = DEEP if limit is None or limit > DEEP + most else None
-    costs = yield from _slices(measuring_costs(engine.target, engine.drafter, range(1, most + 1), deep=deep), what)
+    what = Progress(sum(sizes), total, "passes by rows")
+    costs = yield from _slices(measuring_costs(engine.target, engine.drafter, rows, deep=deep), what)
+    yield Progress(total, total, "done")
     record = _record(engine, time.perf_counter() - began, costs, True, tuple(races))
     adopt(engine, record)
     return record
 
 
-def _slices(steps: Generator[None, None, T], what: Progress) -> Generator[Progress, None, T]:
+def _slices(steps: Generator[None, None, T], first: Progress) -> Generator[Progress, None, T]:
+    """Count the slices of one piece of work, from its first one on."""
+    done = first.done
     while True:
         try:
             next(steps)
         except StopIteration as end:
             result: T = end.value
             return result
-        yield what
+        yield replace(first, done=done)
+        done += 1
 
 
 def _next(steps: Steps) -> Progress | TuneRecord:

@@ -14,7 +14,7 @@ import typer
 from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
-from .options import NO_DRAFTER, BasePath, TargetDtype, valued
+from .options import NO_DRAFTER, BasePath, TargetDtype, Tune, valued
 from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class ServedModels:
     ] = None
     target_dtype: Annotated[str | None, TargetDtype] = None
     base_path: Annotated[Path | None, BasePath] = None
+    tune: Annotated[bool | None, Tune] = None
     preload: Annotated[
         bool,
         typer.Option(
@@ -94,7 +95,8 @@ class ServedModels:
         from ..settings.paths import find_base
         from ..web.offers import Catalogue
 
-        given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
+        said = {"target_dtype": self.target_dtype, "tune": self.tune}
+        given = {name: value for name, value in said.items() if value is not None}
         base = find_base(self.base_path)
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
 
