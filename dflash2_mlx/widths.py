@@ -51,7 +51,7 @@ class Acceptance:
 
     FIRST = 0.7  # share of the first position before anything was seen
     WEIGHT = 1.0  # rounds that what stands in counts for
-    LONG, SHORT = 0.98, 0.9  # kept per round: about 50 and 10 rounds are remembered
+    LONG, SHORT = 0.97, 0.9  # kept per round: about 33 and 10 rounds are remembered
     CHANGED = 2.5  # standard deviations between the two that mean another kind of text
 
     def __init__(self, positions: int):
@@ -120,11 +120,12 @@ class Adaptive:
         depth: positions before the first round; passes get dearer as the text grows.
     """
 
-    BETTER = 1.02  # a change must promise this much, or noise would keep the width moving
+    BETTER = 1.01  # a change must promise this much, or noise would keep the width moving
     STAY = 3  # rounds between two changes: the first of them is read one round late
+    TRIAL = 3  # rounds of a trial, at least
+    SELDOM = 4  # times longer rests where drafting pays only for text that is easier than usual
     FIRST_REST, LONGEST_REST = 16, 256  # rounds at width 1 before the next trial
-    PROVEN = 16  # rounds of drafting after which a rest starts short again
-    HOPE = 1.0  # standard deviations of luck before drafting is given up
+    HOPE = 0.35  # standard deviations that estimates are raised by, so that what is unknown gets tried
     DEEPER = 64  # positions after which costs are computed anew
 
     def __init__(self, costs: PassCosts, most: int, *, depth: int = 0):
@@ -132,8 +133,9 @@ class Adaptive:
         self._seen = Acceptance(most - 1)
         self._reckon()
         self._rest = self.FIRST_REST // 2
-        self._drafted = 0  # rounds since the last rest
+        self._won = self._spent = 0.0  # since the last rest, by drafting: tokens, and plain passes that it cost
         self._width = self._best(self._seen.shares())
+        self._pays_at_first = self._width > 1  # where not, only text that is easier than usual makes drafting pay
         self._left = self._rest if self._width == 1 else self.STAY  # rounds before the width may change
 
     def width(self) -> int:
@@ -144,13 +146,14 @@ class Adaptive:
         if self._left <= 0:
             self._change()
         self._left -= 1
-        self._drafted += self._width > 1
         return self._width
 
     def learn(self, width: int, num_accepted: int) -> None:
         self._depth += num_accepted + 1
         if width > 1:
             self._seen.learn(width - 1, num_accepted)
+            self._won += num_accepted + 1
+            self._spent += self._cost[width]
 
     def _reckon(self) -> None:
         """Costs of rounds here, in plain passes; a draft's own pass and its verify belong together."""
@@ -173,17 +176,21 @@ class Adaptive:
         if self._width == 1:
             self._try()
             return
-        shares = self._seen.shares()
+        shares = self._seen.shares(self.HOPE)
         best = self._best(shares)
         if best == 1:
-            best = self._best(self._seen.shares(self.HOPE))
-        if best == 1:
-            self._rest = min(2 * self._rest, self.LONGEST_REST) if self._drafted < self.PROVEN else self.FIRST_REST
-            self._width, self._left, self._drafted = 1, self._rest, 0
+            self._park()
         elif self._width not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(
             self._width, shares
         ):
             self._width, self._left = best, self.STAY
+
+    def _park(self) -> None:
+        """Rest: shortly where drafting has just paid, else longer than before."""
+        first = self.FIRST_REST * (1 if self._pays_at_first else self.SELDOM)
+        longer = min(max(2 * self._rest, first), self.LONGEST_REST)
+        self._rest = self.FIRST_REST if self._won > self._spent else longer
+        self._width, self._left, self._won, self._spent = 1, self._rest, 0.0, 0.0
 
     def _try(self) -> None:
         """After a rest: the narrowest width that pays if things go fairly well; it widens by itself if they do."""
@@ -191,7 +198,7 @@ class Adaptive:
         shares = self._seen.shares()
         paying = [width for width in self._usable if self._gain(width, shares) > 1.0]
         self._width = paying[0] if paying else self._best_drafting(shares)
-        self._left = self.STAY
+        self._left = self.TRIAL
 
     def _best_drafting(self, shares: list[float]) -> int:
         return max(self._usable, key=lambda width: self._gain(width, shares))

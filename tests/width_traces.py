@@ -110,17 +110,27 @@ def oracle_speed(costs: PassCosts, trace: Trace, depth: int = 0) -> float:
     return len(trace.accepted) / left[0]
 
 
+# Families of the recorded prompts that are alike: one alone has too few different replies for a long text.
+KINDS = {
+    "reasoning": ("calculation", "word problem", "units", "calendar", "series", "sorting"),
+    "copying": ("extraction", "table", "rewriting", "echo", "lookup"),
+    "writing": ("code", "about", "capitals", "story"),
+}
+
+
 def recorded(length: int = LENGTH) -> list[Trace]:
-    """The embedded pair's replies: a family at a temperature, again and again in another order, as one long text."""
+    """The embedded pair's replies as long texts: of all kinds at temperature 0, and of each kind at 1."""
+    entries = json.loads(RECORDED.read_text(encoding="utf-8"))["traces"]
+    every = tuple(family for families in KINDS.values() for family in families)
+    parts = [("all kinds", 0.0, every), *((kind, 1.0, families) for kind, families in KINDS.items())]
     found = []
-    for number, entry in enumerate(json.loads(RECORDED.read_text(encoding="utf-8"))["traces"]):
-        draw, text = random.Random(number), ""
-        while len(text) < length:
-            replies = list(entry["replies"])
+    for number, (kind, temperature, families) in enumerate(parts):
+        chosen = [one for one in entries if one["temperature"] == temperature and one["family"] in families]
+        replies, draw, text = [reply for one in chosen for reply in one["replies"]], random.Random(number), ""
+        while len(text) < length:  # again in another order where there are not enough
             draw.shuffle(replies)
             text += "".join(replies)
-        name = f"{entry['family']}, T {entry['temperature']:g}"
-        found.append(Trace(name, tuple(map(int, text[:length]))))
+        found.append(Trace(f"{kind}, T {temperature:g}", tuple(map(int, text[:length]))))
     return found
 
 
