@@ -11,15 +11,15 @@ import argparse
 from collections.abc import Sequence
 
 from dflash2_mlx.costs import PassCosts
-from dflash2_mlx.widths import Adaptive, Fixed
-from tests.width_traces import BLOCK, Trace, cost_tables, made, oracle_speed, play, recorded
+from dflash2_mlx.widths import Adaptive
+from tests.width_traces import BLOCK, LENGTH, Trace, cost_tables, fixed_speed, made, oracle_speed, play, recorded
 
 FIXED = (4, 5, 8)
 
 
 def compare(costs: PassCosts, trace: Trace, depth: int = 0) -> dict[str, float]:
     """Tokens per second of every way to choose widths."""
-    found = {f"width {width}": play(Fixed(width), costs, trace, depth).speed for width in range(1, BLOCK + 1)}
+    found = {f"width {width}": fixed_speed(width, costs, trace, depth) for width in range(1, BLOCK + 1)}
     found["adaptive"] = play(Adaptive(costs, BLOCK, depth=depth), costs, trace, depth).speed
     found["oracle"] = oracle_speed(costs, trace, depth)
     return found
@@ -27,7 +27,7 @@ def compare(costs: PassCosts, trace: Trace, depth: int = 0) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=3000, help="tokens of each trace")
+    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of each trace")
     parser.add_argument("--all", action="store_true", help="one line for every trace")
     parser.add_argument("--depth", type=int, default=0, help="tokens before each trace")
     options = parser.parse_args(arguments)

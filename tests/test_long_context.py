@@ -1,4 +1,4 @@
-"""One reply behind 32,000 tokens, on a tiny hybrid pair: memory, equality, and a draft that costs what it always does."""
+"""One reply behind 32,000 tokens of a tiny hybrid pair: memory, equality, and drafts that cost what they always do."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def test_a_reply_behind_32k_tokens():
 
     plain = PlainSession(target)
     plain.restore(memory)
-    reply = run(plain, Request(TEXT, 64)).tokens
-    assert plain.cached_tokens == DEPTH - 1 and len(set(reply)) > 8
+    prompt = [*TEXT, 5]  # a recurrent state can only go on: the same text again would be read again
+    reply = run(plain, Request(prompt, 64)).tokens
+    assert plain.cached_tokens == DEPTH and len(set(reply)) > 8
 
     # The random drafter, and one that knows the text and errs on schedule.
     session.restore(memory)
-    assert run(session, Request(TEXT, 64, width=WIDTH)).tokens == reply
-    known = ScriptedDrafter([*TEXT, *reply], ramp(WIDTH - 1), sliding_window=WINDOW)
+    assert run(session, Request(prompt, 64, width=WIDTH)).tokens == reply
+    known = ScriptedDrafter([*prompt, *reply], ramp(WIDTH - 1), sliding_window=WINDOW)
     knowing = DFlash2Session(target, known)
-    read_last = Request(TEXT, 64, width=WIDTH)
     knowing.restore(memory)
-    drafted = run(knowing, read_last)
+    drafted = run(knowing, Request(prompt, 64, width=WIDTH))
     assert drafted.tokens == reply and {r.num_accepted for r in drafted.rounds} >= set(range(WIDTH))
 
     # Drafting sees a window, so its cost does not know the depth; the target's pass does.

@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 
 from dflash2_mlx.widths import Adaptive, Fixed
-from tests.width_traces import BLOCK, cost_tables, made, oracle_speed, play, recorded
+from tests.width_traces import BLOCK, cost_tables, fixed_speed, made, oracle_speed, play, recorded
 
-DEPTHS = (0, 16000)
+DEPTHS = [0, pytest.param(16000, marks=pytest.mark.slow)]
 REGRET = 0.97  # of the best fixed width of each trace, known only afterwards
 BELOW_PLAIN = 0.965
 WIDTHS = range(1, BLOCK + 1)
@@ -25,7 +25,7 @@ def speeds(table: str, depth: int) -> Mapping[str, Mapping[str, float]]:
     costs = cost_tables()[table]
     found = {}
     for trace in (*recorded(), *made()):
-        row = {f"width {width}": play(Fixed(width), costs, trace, depth).speed for width in WIDTHS}
+        row = {f"width {width}": fixed_speed(width, costs, trace, depth) for width in WIDTHS}
         row["adaptive"] = play(Adaptive(costs, BLOCK, depth=depth), costs, trace, depth).speed
         row["oracle"] = oracle_speed(costs, trace, depth)
         found[trace.name] = row
@@ -53,3 +53,16 @@ def test_better_than_every_fixed_width_on_the_mix(table: str, depth: int) -> Non
     mix = {way: len(rows) / sum(1 / row[way] for row in rows.values()) for way in next(iter(rows.values()))}
     for width in WIDTHS:
         assert mix["adaptive"] > 1.01 * mix[f"width {width}"], width
+
+
+def test_the_players_agree_and_the_record_is_what_it_says() -> None:
+    costs = cost_tables()["M4 Pro stock"]
+    trace = recorded(700)[2]
+    for width, depth in ((1, 0), (5, 0), (8, 9000)):
+        assert play(Fixed(width), costs, trace, depth).speed == pytest.approx(fixed_speed(width, costs, trace, depth))
+    assert {len(one.accepted) for one in (*recorded(700), *made(700))} == {700}
+    assert all(0 <= kept < BLOCK for one in recorded(700) for kept in one.accepted)
+    never = next(one for one in made(700) if one.name == "never")
+    assert set(never.accepted) == {0} and oracle_speed(costs, never) == pytest.approx(
+        fixed_speed(1, costs, never), 0.01
+    )

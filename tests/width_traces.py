@@ -26,7 +26,7 @@ from tests.test_memory_estimate import QWEN_27B
 
 RECORDED = Path(__file__).parent / "data" / "traces.json"
 BLOCK = 8
-LENGTH = 3000  # tokens of a trace
+LENGTH = 8000  # tokens of a trace: shorter ones have a best fixed width by luck
 CHIPS = {
     "M1 Pro": ("applegpu_g13s", "Apple M1 Pro"),
     "M3 Max": ("applegpu_g15s", "Apple M3 Max"),
@@ -96,16 +96,27 @@ def round_s(costs: PassCosts, width: int) -> float:
     return costs.verify[width] + (costs.draft[width] if width > 1 else 0.0)
 
 
+def fixed_speed(width: int, costs: PassCosts, trace: Trace, depth: int = 0) -> float:
+    """Tokens per second of one width; what `play` finds for `Fixed`, sooner."""
+    position, seconds = 0, 0.0
+    for behind in range(depth // 64 * 64, depth + len(trace.accepted), 64):
+        rounds = 0
+        while position < len(trace.accepted) and depth + position < behind + 64:
+            position += min(trace.accepted[position], width - 1) + 1
+            rounds += 1
+        seconds += rounds * round_s(costs.at(behind), width)
+    return position / seconds
+
+
 def oracle_speed(costs: PassCosts, trace: Trace, depth: int = 0) -> float:
     """Tokens per second of the best choice of widths, with every round's accepted count known beforehand."""
     here = costs.at(depth + len(trace.accepted) // 2)
-    widths = [1, *sorted(here.draft)]
+    widths = [(width, round_s(here, width)) for width in (1, *sorted(here.draft))]
     left = [0.0] * (len(trace.accepted) + BLOCK + 1)
     for position in reversed(range(len(trace.accepted))):
         kept = trace.accepted[position]
         left[position] = min(
-            round_s(here, width) + left[min(position + min(kept, width - 1) + 1, len(trace.accepted))]
-            for width in widths
+            seconds + left[min(position + min(kept, width - 1) + 1, len(trace.accepted))] for width, seconds in widths
         )
     return len(trace.accepted) / left[0]
 
