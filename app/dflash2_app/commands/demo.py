@@ -170,7 +170,7 @@ def _check_web(
     prompts: PromptOptions, reply: DemoReplyOptions, sampling: DemoSamplingOptions, others: dict[str, bool]
 ) -> None:
     """Refuse beside --web what the page cannot do, before anything is loaded."""
-    from ..web.race import MOST_TEMPERATURE, MOST_TOKENS
+    from ..web.pages.race import MOST_TEMPERATURE, MOST_TOKENS
 
     for name, given in {**others, "--messages": prompts.messages is not None}.items():
         if given:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..bench.history import KeptRun, RunStore
-from ..bench.pair import PairBench
-from ..bench.record import settings_json
-from ..errors import AppError, explain, one_line
-from .api.errors import CONFLICT, NOT_FOUND, ApiError
-from .bell import Bell
+from ...bench.history import KeptRun, RunStore
+from ...bench.pair import PairBench
+from ...bench.record import settings_json
+from ...errors import AppError, explain, one_line
+from ..api.errors import CONFLICT, NOT_FOUND, ApiError
+from ..bell import Bell
+from ..desk import Seat
+from ..service import Service
 from .bench_ask import BenchAsk
-from .desk import Seat
-from .service import Service
 
 if TYPE_CHECKING:
     from dflash2_mlx import bench
