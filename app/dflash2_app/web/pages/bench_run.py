@@ -186,10 +186,14 @@ class BenchRunner:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[tuple[list[bench.Event], Exception | None]] = loop.create_future()
 
+        def end(outcome: tuple[list[bench.Event], Exception | None]) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
+
         def work() -> None:
             outcome = _events(run, measurement, lambda *told: loop.call_soon_threadsafe(run.progress, *told))
             if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(outcome))
+                loop.call_soon_threadsafe(end, outcome)
 
         threading.Thread(target=work, name="dflash2-bench", daemon=True).start()
         return await ended
