@@ -16,7 +16,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -24,9 +24,20 @@ from ..errors import ConfigError, Dflash2Error
 from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
-KERNELS = ("norm_rope", "dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
+KERNELS = (
+    "norm_rope",
+    "dynamic_conv",
+    "conv_add_norm",
+    "top_candidates",
+    "select_walk",
+    "qmm_rows",
+    "qmm_rows_mma",
+)
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
+
+
+Choice = TypeVar("Choice")
 
 
 class KernelMismatch(Dflash2Error):
@@ -63,6 +74,7 @@ class Dispatcher:
         self._tested: set[tuple[object, ...]] = set()
         self._kernels: dict[str, Kernel] = {}
         self._winners: dict[tuple[str, str], str] = {}
+        self._remembered: dict[tuple[object, ...], Any] = {}
 
     def winner(self, name: str, key: str) -> str | None:
         """The contender that won this kernel's race at this shape on this machine; None before there was one."""
@@ -71,6 +83,15 @@ class Dispatcher:
     def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
         """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
         self._winners |= winners
+        self._remembered.clear()
+
+    def remembered(self, key: tuple[object, ...], choose: Callable[[], Choice]) -> Choice:
+        """What a kernel's module chose for a shape, kept until new results of races or a failed test may change it."""
+        try:
+            kept: Choice = self._remembered[key]
+        except KeyError:
+            kept = self._remembered[key] = choose()
+        return kept
 
     def wants_metal(self, name: str) -> bool:
         """Whether this kernel may run on Metal here.
@@ -101,6 +122,7 @@ class Dispatcher:
             except (KernelMismatch, RuntimeError, ValueError, OSError) as error:
                 # MLX reports what the Metal compiler or a launch refuses as RuntimeError or ValueError.
                 self._failures[call.name] = " ".join(str(error).split())[:300]
+                self._remembered.clear()
         return call.name not in self._failures
 
     def run(self, call: KernelCall, inputs: Sequence[mx.array]) -> list[mx.array]:
