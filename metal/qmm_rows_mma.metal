@@ -29,7 +29,8 @@ uint right = min(first + across + 1, outputs - 1);
 
 simdgroup_matrix<float, 8, 8> sums[TILES];
 for (uint t = 0; t < TILES; ++t) {
-  sums[t] = simdgroup_matrix<float, 8, 8>(0.0f);
+  sums[t].thread_elements()[0] = 0.0f;
+  sums[t].thread_elements()[1] = 0.0f;
 }
 for (uint block = part * 8; block < words; block += SIMDGROUPS * 8) {
   uint word = min(block + down, words - 1);

@@ -24,6 +24,7 @@ from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
+from ..row_layers import use_row_kernels
 from .attention import block_mask
 from .context import DrafterContext
 from .decoder import DrafterLayer
@@ -84,6 +85,7 @@ class DraftModel(nn.Module):
         self._norms: mx.array | None = None
         self._compiled = False
         self._lender: Lender | None = None
+        self._version = 0
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -110,6 +112,7 @@ class DraftModel(nn.Module):
             keep: host count, or [B] int32
         """
         rows = taps.shape[1]
+        self._follow_races()
         context.reserve(rows)
         context.buffers.run(self.project, taps, context.length)
         context.advance(rows, keep)
@@ -254,10 +257,17 @@ class DraftModel(nn.Module):
         """The draft pass with this lender's tables; compiled once for each lender, if at all."""
         if not self._compiled:
             return partial(self._draft_pass, lender)
+        self._follow_races()
         if self._lender is not lender:
             self._test_kernels(lender)
             self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
         return self._graph
+
+    def _follow_races(self) -> None:
+        """Compile anew where races were run since: a graph keeps the kernels it was made with."""
+        if self._compiled and self._version != dispatcher().version:
+            self._version, self._lender = dispatcher().version, None
+            self.project = mx.compile(self._project)
 
     def warm_up(self, lender: Lender) -> None:
         """Draft once each way, so that no test and no compilation of a Metal kernel falls into a reply."""
@@ -320,7 +330,8 @@ class DraftModel(nn.Module):
                 layer.mlp.join_weights()
         self._context_kv, self._norms = join(self._context_parts()), self._context_norms()
         mx.eval(self._norms)
+        use_row_kernels(self)
         if dispatcher().eager:  # kernels that run when they are called cannot be inside a graph
             return
-        self.project = mx.compile(self._project)
+        self.project, self._version = mx.compile(self._project), dispatcher().version
         self._compiled = True

@@ -75,6 +75,7 @@ class Dispatcher:
         self._kernels: dict[str, Kernel] = {}
         self._winners: dict[tuple[str, str], str] = {}
         self._remembered: dict[tuple[object, ...], Any] = {}
+        self.version = 0  # grows with every result of a race: graphs that were compiled before are out of date
 
     def winner(self, name: str, key: str) -> str | None:
         """The contender that won this kernel's race at this shape on this machine; None before there was one."""
@@ -83,6 +84,7 @@ class Dispatcher:
     def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
         """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
         self._winners |= winners
+        self.version += 1
         self._remembered.clear()
 
     def remembered(self, key: tuple[object, ...], choose: Callable[[], Choice]) -> Choice:

@@ -27,6 +27,7 @@ _ULTRA = "d"
 _FLOOR = {13: 8.8, 14: 9.0, 15: 10.4, 16: 9.3, 17: 11.9}
 _FLOOR_BYTES = 0.5625
 _MARGIN = 1.1  # a form of our own has to be better by this, as long as nobody has measured
+_ACCELERATED = 1.15  # of the floor: what tensor units are taken to need; nobody has published it
 _WIDE_OUTPUTS = 8192  # above, MLX keeps one product whole, and the Neural Accelerators can take it
 
 
@@ -81,7 +82,7 @@ def modelled_costs(chip: Chip, product: Product) -> dict[str, float]:
     if rows <= MATRIX_ROWS:
         costs[MATRIX] = max(floor, 3 + -(-rows // 8) * 8 / 0.75)
     if _padding_helps(chip, product):
-        costs[PAD] = 1.1 * floor
+        costs[PAD] = _ACCELERATED * floor
     return costs
 
 
@@ -89,7 +90,7 @@ def _stock(chip: Chip, product: Product) -> float:
     """What MLX's own product costs, by the kernel that it picks."""
     rows, floor, generation = product.rows, _floor(chip, product), chip.generation or 0
     if rows >= _vector_limit(chip, product):
-        return 1.1 * floor if _on_accelerators(chip, product) else 32 / 0.78
+        return _ACCELERATED * floor if _on_accelerators(chip, product) else 32 / 0.78
     if generation < 15:  # every row reads all weights for itself
         return rows * max(floor, 5.5)
     tiles = -(-rows // 5)

@@ -88,9 +88,18 @@ def quantized_rows(
         return stock_product(x, packed)
     key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None, exact)
     form, call = kernels.remembered(key, lambda: _choose(kernels, x, packed, exact))
+    return _run(form, call, x, packed)
+
+
+def run_form(form: str, x: mx.array, packed: Packed) -> mx.array:
+    """The product in a form that is `usable`, for a race or a comparison."""
+    return _run(form, call_for(form, packed.product(x), packed.offset is not None), x, packed)
+
+
+def _run(form: str, call: KernelCall | None, x: mx.array, packed: Packed) -> mx.array:
     if call is not None:
-        flat = x if x.ndim == 2 else x.reshape(rows, -1)
-        y = kernels.run(call, packed.inputs(flat))[0]
+        flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        y = dispatcher().run(call, packed.inputs(flat))[0]
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], -1)
     return padded_product(x, packed) if form == PAD else stock_product(x, packed)
 
@@ -213,8 +222,7 @@ def random_product(
     """
     _, inputs, outputs = shape
     keys = mx.random.split(mx.random.key(0), 4)
-    words = (outputs, inputs * bits // 32)
-    weight = mx.random.bits(words, width=4, key=keys[0])
+    weight = mx.random.randint(0, 256, (outputs, inputs * bits // 8), key=keys[0]).astype(mx.uint8).view(mx.uint32)
     spread = 2**bits / 12**0.5  # of numbers 0..2^bits - 1, all alike
     scales = (mx.random.uniform(0.5, 1.3, (outputs, inputs // group_size), key=keys[1])) / (spread * inputs**0.5)
     biases = -scales * 2**bits * mx.random.uniform(0.4, 0.6, scales.shape, key=keys[2])

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..row_layers import trainable_product
 from .base import PassOutput, TargetSpec
 from .caches import TargetState
 
@@ -46,8 +47,9 @@ class LayerLoopTarget:
         self.layers = list(self.body.layers)
         self.kinds = tuple(kinds)
         self.window = window
-        self._head = self.body.embed_tokens.as_linear if "lm_head" not in text_model else text_model.lm_head
-        head_rows = _rows(self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head)
+        self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
+        self._head = self._table if "lm_head" in text_model else self._table.as_linear
+        head_rows = _rows(self._table)
         # Index of each layer among those of its kind.
         self.index = [self.kinds[:i].count(kind) for i, kind in enumerate(self.kinds)]
         self.spec = TargetSpec(
@@ -99,6 +101,9 @@ class LayerLoopTarget:
 
     def head(self, hidden: mx.array) -> mx.array:
         return self._head(hidden)
+
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        return trainable_product(self._table, hidden)
 
     # What a family may do differently.
 

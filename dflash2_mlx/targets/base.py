@@ -64,3 +64,6 @@ class Target(Protocol):
 
     def head(self, hidden: mx.array) -> mx.array:
         """The output head alone [..., V], without the target's own multiplier or cap, for the drafter."""
+
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        """The same by operations that have a gradient, which our kernels have not."""

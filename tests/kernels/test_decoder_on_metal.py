@@ -29,6 +29,8 @@ from tests.tiny import make_tiny_drafter
 from .msl.build import Builder
 from .msl.emulator import Emulator
 
+# Those of the drafter's own operations; the products of linear layers have test_row_layers_on_metal.py.
+DRAFTING = tuple(name for name in KERNELS if not name.startswith("qmm_"))
 CODE = "import os\n\n\ndef main(argv=None):\n"
 
 
@@ -36,10 +38,10 @@ def replies(engine: Engine, prompt: str | list[int], configs: list[d2.Generation
     return [d2.generate(engine, prompt, config).token_ids for config in configs]
 
 
-def assert_all_ran() -> None:
-    states = dispatcher().states()
+def assert_all_ran(names: tuple[str, ...] = DRAFTING) -> None:
+    states = [state for state in dispatcher().states() if state.name in names]
     assert [(state.name, state.runs, state.tested, state.reason) for state in states] == [
-        (name, "metal", True, None) for name in KERNELS
+        (name, "metal", True, None) for name in names
     ]
 
 
@@ -112,7 +114,7 @@ def test_sampling_in_bfloat16_keeps_the_law_of_q(metal: None) -> None:
     assert stats.chisquare(second, row[0] / row[0].sum() * common.sum()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("broken", KERNELS)
+@pytest.mark.parametrize("broken", DRAFTING)
 def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
     broken: str, twins: list[list[int]], msl_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +150,7 @@ def test_kernels_that_raise_leave_the_twins(twins: list[list[int]], monkeypatch:
     dispatcher.cache_clear()
     result = d2.generate(bootstrap_pair(), CODE, configs()[0])
     assert result.token_ids == twins[0]
-    assert len(result.stats.notices) >= len(KERNELS)
+    assert len(result.stats.notices) >= len(DRAFTING)
     assert all("the Metal compiler says no" in line for line in dispatcher().notes())
 
 

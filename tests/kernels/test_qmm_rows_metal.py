@@ -37,7 +37,9 @@ def matrix(inputs: int, outputs: int, group_size: int, bits: int, offset: bool =
 
 
 def typed(packed: Packed, dtype: mx.Dtype) -> Packed:
-    scales, biases, offset = (a if a is None else a.astype(dtype) for a in (packed.scales, packed.biases, packed.offset))
+    scales, biases, offset = (
+        a if a is None else a.astype(dtype) for a in (packed.scales, packed.biases, packed.offset)
+    )
     return Packed(packed.weight, scales, biases, packed.group_size, packed.bits, packed.mode, offset)
 
 
@@ -52,9 +54,7 @@ def wide(array: mx.array) -> np.ndarray:
 def by_reference(x: mx.array, packed: Packed) -> np.ndarray:
     offset = None if packed.offset is None else wide(packed.offset)
     scales, biases = wide(packed.scales), wide(packed.biases)
-    return product(
-        wide(x), dequantize(np.array(packed.weight), scales, biases, packed.group_size, packed.bits), offset
-    )
+    return product(wide(x), dequantize(np.array(packed.weight), scales, biases, packed.group_size, packed.bits), offset)
 
 
 def call_of(form: str, x: mx.array, packed: Packed) -> KernelCall:
@@ -159,7 +159,9 @@ def test_address_spaces(on_metal, form, storage):
     on_metal.check_address_spaces(call_of(form, x, packed), packed.inputs(x))
 
 
-@pytest.mark.parametrize(("shape", "group_size", "bits"), [((2, 64, 8), 64, 3), ((2, 64, 8), 16, 4), ((2, 96, 8), 64, 4)])
+@pytest.mark.parametrize(
+    ("shape", "group_size", "bits"), [((2, 64, 8), 64, 3), ((2, 64, 8), 16, 4), ((2, 96, 8), 64, 4)]
+)
 def test_impossible_storages_are_refused(shape, group_size, bits):
     for make in (_metal_qmm.quantized_tile, _metal_qmm.quantized_matrix):
         with pytest.raises(ValueError, match="quantized rows: got"):

@@ -142,8 +142,6 @@ template <class T, int ROWS, int COLUMNS> struct simdgroup_matrix {
   static_assert(ROWS == 8 && COLUMNS == 8, "Metal has 8x8 matrices only");
   vec<T, 2> elements;
   simdgroup_matrix() { __builtin_memset((void*)&elements, 0xFF, sizeof elements); }  // not initialised on a GPU
-  // Metal puts the value on the diagonal; nobody here asks for more than zeros.
-  explicit simdgroup_matrix(T value) : elements(value == T(0) ? T(0) : T(NAN)) {}
   vec<T, 2>& thread_elements() { return elements; }
 };
 template <class T> using Matrix8 = simdgroup_matrix<T, 8, 8>;

@@ -37,10 +37,6 @@ namespace precise { MSL_FUNCTIONS }
 float fma(float, float, float);
 template <class T, int ROWS, int COLUMNS> struct simdgroup_matrix;
 template <> struct simdgroup_matrix<float, 8, 8> {
-  simdgroup_matrix() __private;
-  explicit simdgroup_matrix(float) __private;
-  simdgroup_matrix(const __private simdgroup_matrix&) __private;
-  __private simdgroup_matrix& operator=(const __private simdgroup_matrix&) __private;
   __private float2& thread_elements() __private;
 };
 template <class T, int R, int C>
