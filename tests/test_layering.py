@@ -27,6 +27,7 @@ LIBRARY = [
     "kernels._source",
     "kernels._metal",
     "kernels._metal_qmm",
+    "kernels._contest",
     "kernels._dispatch",
     "kernels.dynamic_conv",
     "kernels.top_candidates",

@@ -21,10 +21,11 @@ from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels._dispatch import KERNELS, dispatcher
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
+from ..kernels.qmm_rows import Packed
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
-from ..row_layers import use_row_kernels
+from ..row_layers import RowsLinear, row_layers, use_row_kernels
 from .attention import block_mask
 from .context import DrafterContext
 from .decoder import DrafterLayer
@@ -153,6 +154,18 @@ class DraftModel(nn.Module):
     def _context_parts(self) -> list[nn.Module]:
         attention = [layer.self_attn for layer in self.layers]
         return [*(module.k_proj for module in attention), *(module.v_proj for module in attention)]
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; those that were joined as one."""
+        joined: list[tuple[Joined | None, list[nn.Module]]] = []
+        for layer in self.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            joined.append((attention.joined, [attention.q_proj, attention.k_proj, attention.v_proj]))
+            joined.append((mlp.joined, [mlp.gate_proj, mlp.up_proj]))
+        parts = {id(part) for whole, several in joined if whole is not None for part in several}
+        wholes = [whole.layer for whole, _ in (*joined, (self._context_kv, [])) if whole is not None]
+        layers = [layer for _, layer in row_layers(self) if id(layer) not in parts]
+        return [layer.packed() for layer in (*layers, *wholes) if isinstance(layer, RowsLinear)]
 
     def _context_norms(self) -> mx.array:
         """Norm weights of every layer's key heads: [layers x Hkv, Dh]."""

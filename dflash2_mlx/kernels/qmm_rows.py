@@ -21,7 +21,7 @@ from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TILE,
 
 NAME = _metal_qmm.TILE
 EXACT_ROWS = 32  # most rows that exactness covers
-_KERNELS = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX}
+KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def padded_product(x: mx.array, packed: Packed) -> mx.array:
 
 def call_for(form: str, product: Product, offset: bool) -> KernelCall | None:
     """The call of a kernel's form; None for MLX's own forms."""
-    if form not in _KERNELS:
+    if form not in KERNEL_OF:
         return None
     make = _metal_qmm.quantized_tile if form == TILE else _metal_qmm.quantized_matrix
     shape = (product.rows, product.inputs, product.outputs)
@@ -140,12 +140,12 @@ def usable(kernels: Dispatcher, form: str, x: mx.array, packed: Packed) -> bool:
     product = packed.product(x)
     if form == PAD:
         return product.rows < PADDED_ROWS
-    if form not in _KERNELS:
+    if form not in KERNEL_OF:
         return form == STOCK
     if not product.suits_kernels or (form == MATRIX and product.rows > _metal_qmm.MATRIX_ROWS):
         return False
     call = call_for(form, product, packed.offset is not None)
-    if call is None or not kernels.wants_metal(_KERNELS[form]):
+    if call is None or not kernels.wants_metal(KERNEL_OF[form]):
         return False
     return kernels.passes(call, packed.inputs(x), partial(self_test, form, call, x.dtype, packed))
 
@@ -160,7 +160,7 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
     for rows in range(1, _metal_qmm.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
             state = next(state for state in kernels.states() if state.name == NAME)
-            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2_KERNELS'})"
+            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2KERNEL_OF'})"
     return None
 
 

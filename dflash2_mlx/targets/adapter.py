@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..row_layers import trainable_product
+from ..kernels.qmm_rows import Packed
+from ..row_layers import RowsLinear, row_layers, trainable_product
 from .base import PassOutput, TargetSpec
 from .caches import TargetState
 
@@ -104,6 +105,15 @@ class LayerLoopTarget:
 
     def trainable_head(self, hidden: mx.array) -> mx.array:
         return trainable_product(self._table, hidden)
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; the table only where it is the head.
+
+        Layers of experts are MLX's own and not among them.
+        """
+        layers = [layer for _, layer in row_layers(self.text_model)]
+        used = [layer for layer in layers if isinstance(layer, RowsLinear) or layer is self._table]
+        return [layer.packed() for layer in used]
 
     # What a family may do differently.
 

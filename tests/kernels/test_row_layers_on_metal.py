@@ -19,12 +19,12 @@ from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.targets.registry import make_target
 from tests.engines import tiny_engine
-from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT, lively_model, target_config
 from tests.tiny import make_tiny_drafter
 
-from .test_decoder_on_metal import CODE, assert_all_ran, replies
+from .test_decoder_on_metal import assert_all_ran, replies
 
+QUESTION = "What is 47 + 85?"
 PAIR = ("qmm_rows", "qmm_rows_mma")
 
 
@@ -57,14 +57,17 @@ def tiny(kind: str = "4bit", *, quantized: bool = True, exact: bool = False, fam
 
 
 def test_the_embedded_pair(forms, request):
-    want = replies(bootstrap_pair(), CODE, [config()])
+    asked, few = config(max_tokens=6), config(max_tokens=3, mode="plain")
+    want = replies(d2.load("mini"), QUESTION, [asked])
     request.getfixturevalue("metal")
-    engine = owner().call(lambda: d2.load("mini"))
-    assert replies(engine, CODE, [config()]) == want
+    engine = d2.load("mini", exactness="exact")
+    assert engine.exactness == "exact"
+    assert replies(engine, QUESTION, [asked]) == want
     assert_all_ran(tuple(name for name in KERNELS if name != "qmm_rows_mma"))
-    # The prompt's rows and blocks of 8; the drafter's 7 rows at the head; plain passes would be 1.
-    assert {form for form, rows in forms if 3 <= rows <= 14} == {"tile"}
-    assert {rows for form, rows in forms if form == "tile"} >= {7, 8}
+    # Blocks of 8 at the target; the drafter's 7 rows at the target's head.
+    assert {form for form, _ in forms} == {"tile"} and {rows for _, rows in forms} >= {7, 8}
+    assert replies(engine, QUESTION, [few]) == [want[0][:3]]
+    assert {form for form, _ in forms} == {"tile"} and 1 in {rows for _, rows in forms}
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3"])
