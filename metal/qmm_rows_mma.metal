@@ -33,8 +33,7 @@ for (uint t = 0; t < TILES; ++t) {
   sums[t].thread_elements()[1] = 0.0f;
 }
 for (uint block = part * 8; block < words; block += SIMDGROUPS * 8) {
-  uint word = min(block + down, words - 1);
-  bool there = block + down < words;
+  uint word = min(block + down, words - 1);  // past the end: multiplied by zeros below
   uint group = word * PER / GROUP;
   uint packed_left = weight[left * words + word];
   uint packed_right = weight[right * words + word];
@@ -44,10 +43,8 @@ for (uint block = part * 8; block < words; block += SIMDGROUPS * 8) {
   float zero_right = float(biases[right * groups + group]);
   for (uint j = 0; j < PER; ++j) {
     simdgroup_matrix<float, 8, 8> b;
-    float number_left = fma(scale_left, float((packed_left >> (BITS * j)) & MASK), zero_left);
-    float number_right = fma(scale_right, float((packed_right >> (BITS * j)) & MASK), zero_right);
-    b.thread_elements()[0] = there ? number_left : 0.0f;
-    b.thread_elements()[1] = there ? number_right : 0.0f;
+    b.thread_elements()[0] = fma(scale_left, float((packed_left >> (BITS * j)) & MASK), zero_left);
+    b.thread_elements()[1] = fma(scale_right, float((packed_right >> (BITS * j)) & MASK), zero_right);
     for (uint t = 0; t < TILES; ++t) {
       uint row = t * 8 + down;
       uint at = row * inputs + (block + across) * PER + j;

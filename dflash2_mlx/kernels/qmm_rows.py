@@ -6,9 +6,9 @@ metal/qmm_rows.metal and metal/qmm_rows_mma.metal. The twin is `mx.quantized_mat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -242,7 +242,7 @@ def by_rows(x: mx.array, packed: Packed) -> mx.array:
         packed.mode,
         None if packed.offset is None else packed.offset.astype(mx.float32),
     )
-    rows: Sequence[mx.array] = mx.split(x.astype(mx.float32), x.shape[0])
+    rows: Any = mx.split(x.astype(mx.float32), x.shape[0])
     return mx.concatenate([stock_product(row, wide) for row in rows])
 
 

@@ -56,7 +56,7 @@ def test_no_race_where_there_is_nothing_to_race(msl_cache, metal, monkeypatch):
 def test_padding_is_raced_where_it_can_win(metal, monkeypatch):
     monkeypatch.setattr(qmm_contests, "this_chip", lambda: read_chip("applegpu_g17s", "M5", "26.2", "0.32.4"))
     wide, narrow = contests(Layers(matrix(inputs=32, outputs=8200), matrix(inputs=4128, outputs=1)), None, [8])
-    assert list(wide.chains) == ["stock", "tile", "matrix"]  # a side of 8200 has its limit at 13 rows ...
+    assert list(wide.chains) == ["stock", "tile", "matrix", "pad"]
     assert "pad" not in narrow.chains
 
 
