@@ -130,7 +130,7 @@ def load(
 
     # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
     target_model, draft_model = owner().call(lambda: _read_weights(folder, config, target_dtype, draft, exact))
-    how = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
+    how: tuple[object, ...] = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
     if exact:
         how = (*how, exactness)
     return Engine(

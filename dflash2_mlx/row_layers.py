@@ -87,11 +87,12 @@ def use_row_kernels(model: nn.Module, *, exact: bool = False) -> None:
 
 def with_rows(layer: nn.Module, *, exact: bool = False) -> nn.Module:
     """Our module for one of MLX's where it is quantized in affine mode and a kernel can run; any other as it is."""
-    if not _suits(layer) or not _kernels_run():
-        return layer
-    return (
-        RowsLinear(layer, exact=exact) if isinstance(layer, nn.QuantizedLinear) else RowsEmbedding(layer, exact=exact)
-    )
+    if _suits(layer) and _kernels_run():
+        if isinstance(layer, nn.QuantizedLinear):
+            return RowsLinear(layer, exact=exact)
+        if isinstance(layer, nn.QuantizedEmbedding):
+            return RowsEmbedding(layer, exact=exact)
+    return layer
 
 
 def row_layers(model: nn.Module) -> Iterator[tuple[str, RowLayer]]:

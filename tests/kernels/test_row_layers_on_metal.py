@@ -70,7 +70,7 @@ def test_the_embedded_pair(forms, request):
     assert {form for form, _ in forms} == {"tile"} and 1 in {rows for _, rows in forms}
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_tiny_pairs_with_quantized_drafters(forms, request, family):
     wanted = [config(), config(block_size=3, sampling=d2.SamplingConfig(temperature=0.8, seed=5))]
     want = replies(owner().call(lambda: tiny(family=family)), PROMPT, wanted)
