@@ -16,13 +16,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
-from dflash2_mlx.kernels import _dispatch
+from dflash2_mlx import training
+from dflash2_mlx.chips import read_chip
+from dflash2_mlx.kernels import _dispatch, qmm_rows
 from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.kernels.qmm_rows import stock_product
 from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
 from dflash2_mlx.targets.registry import make_target
 from tests.runs import PROMPT, target_config
-from tests.tiny import make_mlx_model
+from tests.tiny import drafter_config, make_mlx_model
 
 load_module = importlib.import_module("dflash2_mlx.load")  # the package has a function of that name
 
@@ -39,7 +41,7 @@ class Passing:
     def run(self, *, inputs: list[mx.array], output_shapes: Any, output_dtypes: Any, template: Any, **_: Any) -> Any:
         self.calls += 1
         values = dict(template)
-        x, weight, scales, biases, offset = inputs
+        x, weight, scales, biases, offset = map(mx.stop_gradient, inputs)  # a kernel has no gradient
         storage = {"group_size": values["GROUP"], "bits": values["BITS"]}
         y = mx.quantized_matmul(x, weight, scales=scales, biases=biases, transpose=True, **storage)
         return [y + offset if values["OFFSET"] else y]
@@ -180,15 +182,40 @@ def test_experts_and_subclasses_stay(kernels):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_untied"])
-def test_a_head_with_a_gradient(kernels, family):
+def test_a_head_with_a_gradient(kernels, family, monkeypatch):
+    monkeypatch.setattr(qmm_rows, "this_chip", lambda: read_chip("applegpu_g13s"))
     target = make_target(model(family), target_config(family))
     hidden = mx.random.normal((3, 64), key=mx.random.key(1))
     table = target.text_model.lm_head if family == "qwen3_untied" else target.text_model.model.embed_tokens
     assert isinstance(table, RowsLinear | RowsEmbedding)
+    assert mx.allclose(target.head(hidden), target.trainable_head(hidden), atol=1e-5).item()
+    before = kernels.calls
+    assert before > 0, "a pass of three rows is the kernel's"
     gradient = mx.grad(lambda x: (target.trainable_head(x) ** 2).sum())(hidden)
+    assert kernels.calls == before, "kernels have no gradient"
     want = mx.grad(lambda x: (stock_product(x, table.packed()) ** 2).sum())(hidden)
     np.testing.assert_array_equal(np.array(gradient), np.array(want))
-    assert mx.array_equal(trainable_product(table, hidden), target.head(hidden)).item()
+    assert mx.array_equal(trainable_product(table, hidden), target.trainable_head(hidden)).item()
+
+
+def test_training_on_a_quantized_target(kernels, monkeypatch):
+    monkeypatch.setattr(qmm_rows, "this_chip", lambda: read_chip("applegpu_g13s"))
+    tokens = np.array([*PROMPT, 8, 90, 17, 33, 61, 5], dtype=np.int32)
+    document = training.Document(tokens, np.arange(len(tokens)) >= 6)  # so few rows that kernels take them
+    settings = training.TrainSettings(steps=2, sequences=1, anchors=2, learning_rate=1e-3)
+
+    def step() -> Any:
+        target = make_target(model(), target_config("qwen3"))
+        drafter = training.new_drafter(drafter_config(), seed=3)
+        return training.Trainer(target, drafter, [document], settings).step()
+
+    with_kernels = step()
+    assert kernels.calls > 0, "the taps of twelve rows are the kernels'"
+    monkeypatch.setenv("DFLASH2_KERNELS", "mlx")
+    dispatcher.cache_clear()
+    without = step()
+    assert with_kernels.loss == pytest.approx(without.loss, rel=1e-4)
+    assert with_kernels.gradient == pytest.approx(without.gradient, rel=1e-3) and without.gradient > 0
 
 
 def test_what_a_target_multiplies_by(kernels):
