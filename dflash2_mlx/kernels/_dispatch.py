@@ -8,6 +8,7 @@ or an exception switches this kernel off, never the others. Knows no kernel's ar
     DFLASH2_KERNELS=mlx                       the pure-MLX twins
     DFLASH2_KERNELS=metal                     Metal, and an error where it cannot run
     DFLASH2_KERNELS=auto,select_walk=mlx      one kernel by name
+    DFLASH2_KERNELS=qmm_rows_tensor=auto      one that is off unless it is named
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ KERNELS = (
     "select_walk",
     "qmm_rows",
     "qmm_rows_mma",
+    "qmm_rows_tensor",
 )
+OPT_IN = frozenset({"qmm_rows_tensor"})  # no device has run these: wanted only where they are named
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
 
@@ -146,7 +149,8 @@ class Dispatcher:
     def _state(self, name: str) -> KernelState:
         wanted, tested = self.wanted[name], any(variant[0] == name for variant in self._tested)
         if wanted == MLX:
-            return KernelState(name, wanted, MLX, tested, None)
+            reason = "off unless it is named: no device has run it yet" if name in OPT_IN else None
+            return KernelState(name, wanted, MLX, tested, reason)
         if self.factory is None:
             asked = ", though it was asked for by name" if wanted == METAL else ""
             return KernelState(name, wanted, MLX, tested, f"MLX has no Metal here{asked}")
@@ -156,7 +160,8 @@ class Dispatcher:
 
 def parse_choices(text: str) -> Mapping[str, str]:
     """Read `DFLASH2_KERNELS`: a choice for all, then `kernel=choice` for some."""
-    choices = dict.fromkeys(KERNELS, AUTO)
+    everything = [name for name in KERNELS if name not in OPT_IN]
+    choices = dict.fromkeys(KERNELS, MLX) | dict.fromkeys(everything, AUTO)
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, named, choice = item.partition("=")
         if not named:
@@ -165,7 +170,7 @@ def parse_choices(text: str) -> Mapping[str, str]:
             raise ConfigError(
                 f"{VARIABLE}: got {item!r}, expected {', '.join(_CHOICES)} or KERNEL=CHOICE of {', '.join(KERNELS)}"
             )
-        choices |= {name: choice} if named else dict.fromkeys(KERNELS, choice)
+        choices |= {name: choice} if named else dict.fromkeys(everything, choice)
     return choices
 
 

@@ -12,11 +12,13 @@ import mlx.core as mx
 
 from ._metal import KernelCall
 
-TILE, MATRIX = "qmm_rows", "qmm_rows_mma"  # the kernels' names
+TILE, MATRIX, TENSOR = "qmm_rows", "qmm_rows_mma", "qmm_rows_tensor"  # the kernels' names
 BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 TILE_ROWS = 8  # most rows of one SIMD-group of qmm_rows
-MATRIX_ROWS = 16  # most rows of qmm_rows_mma
+MATRIX_ROWS = 16  # most rows of qmm_rows_mma and qmm_rows_tensor
+TENSOR_TYPES = (mx.float16, mx.bfloat16)
+_TENSOR_HEADER = "#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n"
 _OUTPUTS = 4  # of one SIMD-group of qmm_rows
 _TILE_SIMDGROUPS = 2  # of a threadgroup, for each tile of rows
 _MANY_BLOCKS = 32  # of 8 words: enough for 8 SIMD-groups to share the sums of one output
@@ -101,6 +103,39 @@ def quantized_matrix(
         threadgroup=(32 * parts, 1, 1),
         output_shapes=((rows, outputs),),
         output_dtypes=(dtype,),
+    )
+
+
+@cache
+def quantized_tensor(
+    shape: tuple[int, int, int],
+    dtype: mx.Dtype,
+    group_size: int,
+    bits: int,
+    offset: bool,
+    *,
+    simdgroups: int | None = None,
+) -> KernelCall:
+    """Rows times a quantized matrix, on the tensor units of the M5; x and y are of one 16-bit type.
+
+    Arguments as for `quantized_matrix`.
+    """
+    rows, inputs, outputs = shape
+    _check(inputs, group_size, bits)
+    if rows > MATRIX_ROWS or dtype not in TENSOR_TYPES:
+        raise ValueError(f"{TENSOR}: got {rows} rows of {dtype}, expected at most {MATRIX_ROWS} of a 16-bit type")
+    parts = (8 if inputs >= 2048 else 2) if simdgroups is None else simdgroups
+    template = (("T", dtype), ("GROUP", group_size), ("BITS", bits), ("OFFSET", offset), ("SIMDGROUPS", parts))
+    return KernelCall(
+        name=TENSOR,
+        inputs=_INPUTS,
+        outputs=("y",),
+        template=template,
+        grid=(32 * parts * -(-outputs // 32), 1, 1),
+        threadgroup=(32 * parts, 1, 1),
+        output_shapes=((rows, outputs),),
+        output_dtypes=(dtype,),
+        header=_TENSOR_HEADER,
     )
 
 

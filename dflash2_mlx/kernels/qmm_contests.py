@@ -16,7 +16,8 @@ import mlx.core as mx
 from ..chips import this_chip
 from ._contest import Contest
 from ._dispatch import KernelMismatch, check_equal, dispatcher
-from .qmm_forms import FORMS, MOST_ROWS, PAD, STOCK, Product, modelled_costs
+from ._metal_qmm import TENSOR_TYPES
+from .qmm_forms import FORMS, MOST_ROWS, PAD, STOCK, TENSOR, Product, modelled_costs
 from .qmm_rows import KERNEL_OF, NAME, Packed, by_rows, run_form, tolerance, usable
 
 _ROTATED_BYTES = 128_000_000  # more than any cache between GPU and memory holds
@@ -92,7 +93,8 @@ def _may_win(form: str, product: Product) -> bool:
         return True
     if form == PAD:
         return PAD in modelled_costs(this_chip(), product)
-    return product.suits_kernels and dispatcher().wants_metal(KERNEL_OF[form])
+    fits = product.suits_kernels and (form != TENSOR or product.dtype in TENSOR_TYPES)
+    return fits and dispatcher().wants_metal(KERNEL_OF[form])
 
 
 def _chain(form: str, rotation: Rotation, rows: int, calls: int) -> mx.array:

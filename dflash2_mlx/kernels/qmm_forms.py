@@ -16,8 +16,8 @@ import mlx.core as mx
 from ..chips import Chip
 from ._metal_qmm import BITS, GROUP_SIZES, MATRIX_ROWS, tile_rows
 
-STOCK, TILE, MATRIX, PAD = "stock", "tile", "matrix", "pad"
-FORMS = (STOCK, TILE, MATRIX, PAD)
+STOCK, TILE, MATRIX, PAD, TENSOR = "stock", "tile", "matrix", "pad", "matmul2d"
+FORMS = (STOCK, TILE, MATRIX, PAD, TENSOR)  # the last one only ever by a race
 MOST_ROWS = 16  # of a product that is worth a form of its own
 PADDED_ROWS = 16  # with which MLX is sure to use its tensor-unit tile
 AFFINE = "affine"

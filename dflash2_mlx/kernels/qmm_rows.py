@@ -17,11 +17,16 @@ from ..errors import SettingError
 from . import _metal_qmm
 from ._dispatch import Dispatcher, check_equal, dispatcher
 from ._metal import KernelCall
-from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TILE, Product, default_form
+from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
 NAME = _metal_qmm.TILE
 EXACT_ROWS = 32  # most rows that exactness covers
-KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX}
+KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX, TENSOR: _metal_qmm.TENSOR}
+_CALL_OF = {
+    TILE: _metal_qmm.quantized_tile,
+    MATRIX: _metal_qmm.quantized_matrix,
+    TENSOR: _metal_qmm.quantized_tensor,
+}
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,8 @@ def call_for(form: str, product: Product, offset: bool) -> KernelCall | None:
     """The call of a kernel's form; None for MLX's own forms."""
     if form not in KERNEL_OF:
         return None
-    make = _metal_qmm.quantized_tile if form == TILE else _metal_qmm.quantized_matrix
     shape = (product.rows, product.inputs, product.outputs)
-    return make(shape, product.dtype, product.group_size, product.bits, offset)
+    return _CALL_OF[form](shape, product.dtype, product.group_size, product.bits, offset)
 
 
 def usable(kernels: Dispatcher, form: str, x: mx.array, packed: Packed) -> bool:
@@ -142,7 +146,9 @@ def usable(kernels: Dispatcher, form: str, x: mx.array, packed: Packed) -> bool:
         return product.rows < PADDED_ROWS
     if form not in KERNEL_OF:
         return form == STOCK
-    if not product.suits_kernels or (form == MATRIX and product.rows > _metal_qmm.MATRIX_ROWS):
+    if not product.suits_kernels or (form != TILE and product.rows > _metal_qmm.MATRIX_ROWS):
+        return False
+    if form == TENSOR and (product.dtype not in _metal_qmm.TENSOR_TYPES or x.dtype != product.dtype):
         return False
     call = call_for(form, product, packed.offset is not None)
     if call is None or not kernels.wants_metal(KERNEL_OF[form]):
@@ -197,14 +203,13 @@ def self_test(form: str, call: KernelCall, x_dtype: mx.Dtype, packed: Packed) ->
     """
     template = dict(call.template)
     inputs, outputs = 384, 37  # more than one turn of the lanes, and no multiple of what a SIMD-group computes
-    shape = (2 * template["ROWS"] - 1 if form == TILE else 8 * template["TILES"] - 3, inputs, outputs)
+    rows = {TILE: 2 * template.get("ROWS", 0) - 1, MATRIX: 8 * template.get("TILES", 0) - 3, TENSOR: 11}[form]
+    shape = (rows, inputs, outputs)
     test = random_product(shape, packed.group_size, packed.bits, packed.scales.dtype, packed.offset)
     x = mx.random.normal(shape[:2], key=mx.random.key(1)).astype(x_dtype)
     arguments = (shape, template["T"], packed.group_size, packed.bits, packed.offset is not None)
-    if form == TILE:
-        same = _metal_qmm.quantized_tile(*arguments, tile=template["ROWS"])
-    else:
-        same = _metal_qmm.quantized_matrix(*arguments, simdgroups=template["SIMDGROUPS"])
+    fixed = {"tile": template["ROWS"]} if form == TILE else {"simdgroups": template["SIMDGROUPS"]}
+    same = _CALL_OF[form](*arguments, **fixed)
     assert same.template == call.template, "the test has to run what was asked for"
     (got,) = dispatcher().run(same, test.inputs(x))
     check_equal(got, by_rows(x, test), tolerance=tolerance(template["T"]), what=call.name)

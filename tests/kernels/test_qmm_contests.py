@@ -46,6 +46,13 @@ def test_every_kind_of_product_has_a_race_for_every_number_of_rows(metal):
     assert all(list(race.chains) == ["stock", "tile", "matrix"] for race in races)
 
 
+def test_tensor_operations_are_raced_where_they_are_asked_for(metal, monkeypatch):
+    monkeypatch.setenv("DFLASH2_KERNELS", "qmm_rows_tensor=auto")
+    dispatcher.cache_clear()
+    half, single = contests(Layers(matrix(dtype=mx.bfloat16), matrix()), None, [5])
+    assert "matmul2d" in half.chains and "matmul2d" not in single.chains
+
+
 def test_no_race_where_there_is_nothing_to_race(msl_cache, metal, monkeypatch):
     assert contests(Layers(), None, [8]) == []
     monkeypatch.setenv("DFLASH2_KERNELS", "mlx")

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.chips import Chip, read_chip
-from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TILE, Product, default_form, modelled_costs
+from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TENSOR, TILE, Product, default_form, modelled_costs
 
 M1_PRO, M3_MAX, M4_PRO = (read_chip(f"applegpu_{name}") for name in ("g13s", "g15s", "g16s"))
 M2_ULTRA, M3_ULTRA = read_chip("applegpu_g14d"), read_chip("applegpu_g15d")
@@ -97,4 +97,4 @@ def test_padding_is_offered_where_it_reaches_the_tensor_units():
 def test_a_key_says_all_that_a_race_depends_on():
     assert product(8).key == "5120x17408 4bit g64 bfloat16 rows 8"
     assert len({product(8).key, product(7).key, product(8, NARROW).key, product(8, bits=8).key}) == 4
-    assert TILE == "tile" and MATRIX == "matrix" and PAD == "pad" and STOCK == "stock"
+    assert TILE == "tile" and TENSOR == "matmul2d" and MATRIX == "matrix" and PAD == "pad" and STOCK == "stock"

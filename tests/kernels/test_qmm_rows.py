@@ -10,7 +10,7 @@ from dflash2_mlx.chips import read_chip
 from dflash2_mlx.errors import SettingError
 from dflash2_mlx.kernels import _dispatch, qmm_rows
 from dflash2_mlx.kernels._dispatch import dispatcher
-from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TILE
+from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TENSOR, TILE
 from dflash2_mlx.kernels.qmm_rows import Packed, by_rows, quantized_rows, random_product, run_form, stock_product
 
 K, N = 128, 37
@@ -84,6 +84,24 @@ def test_a_kernel_that_is_off_leaves_the_others(msl_cache, metal, m4, monkeypatc
     assert picked(monkeypatch, x, matrix) == MATRIX
     with pytest.raises(SettingError, match=r"exactness: got 'exact', expected 'fast': kernel qmm_rows does not run"):
         multiply(x, matrix, exact=True)
+
+
+def test_tensor_operations_are_off_unless_they_are_asked_for(metal, m4, monkeypatch):
+    x, matrix = rows(5, dtype=mx.bfloat16), packed(mx.bfloat16)
+    dispatcher().adopt({("qmm_rows", matrix.product(x).key): TENSOR})
+    assert picked(monkeypatch, x, matrix) == TILE
+    monkeypatch.setenv("DFLASH2_KERNELS", "qmm_rows_tensor=auto")
+    dispatcher.cache_clear()
+    assert picked(monkeypatch, x, matrix) == TILE  # allowed, and not raced
+    if not mx.metal.is_available():
+        dispatcher().adopt({("qmm_rows", matrix.product(x).key): TENSOR})
+        assert picked(monkeypatch, x, matrix) == TENSOR
+        np.testing.assert_allclose(wide(multiply(x, matrix)), wide(by_rows(x, matrix)), rtol=0, atol=4e-2)
+        assert not qmm_rows.usable(dispatcher(), TENSOR, rows(5), packed())  # float32
+
+
+def wide(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32))
 
 
 def test_exact_products_are_the_tile_at_every_number_of_rows(metal, monkeypatch):

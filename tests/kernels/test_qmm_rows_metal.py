@@ -10,11 +10,12 @@ import pytest
 
 from dflash2_mlx.kernels import _metal_qmm
 from dflash2_mlx.kernels._metal import KernelCall
-from dflash2_mlx.kernels.qmm_forms import MATRIX, TILE
+from dflash2_mlx.kernels.qmm_forms import MATRIX, TENSOR, TILE
 from dflash2_mlx.kernels.qmm_rows import Packed, by_rows, call_for
 from tests.reference.quantized import dequantize, product
 
 FORMS = (TILE, MATRIX)
+HALVES = (mx.float16, mx.bfloat16)
 # (K, N, group size, bits): every group with both bit widths; K that fills no turn of the lanes, one, and one and a
 # part; odd N, N below one SIMD-group's outputs, and one more than several threadgroups'.
 STORAGES = [
@@ -140,6 +141,41 @@ def test_many_simdgroups_share_a_long_sum(on_metal):
     call = call_of(MATRIX, x, packed)
     assert call.threadgroup == (256, 1, 1)
     close(on_metal(call, packed.inputs(x))[0], by_reference(x, packed), mx.float32)
+
+
+def by_rounded_weights(x: mx.array, packed: Packed) -> np.ndarray:
+    """The reference with weights rounded to the type of x, as tensor units take them."""
+    scales, biases = wide(packed.scales), wide(packed.biases)
+    weights = dequantize(np.array(packed.weight), scales, biases, packed.group_size, packed.bits)
+    rounded = wide(mx.array(weights.astype(np.float32)).astype(x.dtype))
+    return product(wide(x), rounded, None if packed.offset is None else wide(packed.offset))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("storage", STORAGES)
+def test_tensor_operations_as_mlx_understands_them(on_metal, storage, dtype):
+    """By a stand-in for Apple's header that imitates MLX's use of it: no proof for a device."""
+    if mx.metal.is_available():
+        pytest.skip("needs an M5; its self-test runs where DFLASH2_KERNELS=qmm_rows_tensor=auto asks for it")
+    x, packed = rows(11, storage[0], dtype), typed(matrix(*storage, offset=True), dtype)
+    (got,) = on_metal(call_of(TENSOR, x, packed), packed.inputs(x))
+    close(got, by_rounded_weights(x, packed), dtype)
+    np.testing.assert_allclose(wide(got), by_reference(x, packed), rtol=0, atol=4e-2)
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_tensor_operations_break_no_rule_of_memory(on_metal, sanitizer):
+    if mx.metal.is_available():
+        pytest.skip("sanitizers watch the emulator only")
+    x, packed = rows(11, 288, mx.float16), typed(matrix(*STORAGES[1], offset=True), mx.float16)
+    (got,) = on_metal(call_of(TENSOR, x, packed), packed.inputs(x), sanitizer=sanitizer)
+    close(got, by_rounded_weights(x, packed), mx.float16)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(17, mx.bfloat16), (8, mx.float32)])
+def test_what_tensor_operations_do_not_take(count, dtype):
+    with pytest.raises(ValueError, match="qmm_rows_tensor: got"):
+        _metal_qmm.quantized_tensor((count, 64, 8), dtype, 64, 4, False)
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])

@@ -13,7 +13,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.kernels import qmm_rows
-from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, dispatcher
 from dflash2_mlx.load import Engine
 from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers
 from dflash2_mlx.runtime import owner
@@ -63,7 +63,7 @@ def test_the_embedded_pair(forms, request):
     engine = d2.load("mini", exactness="exact")
     assert engine.exactness == "exact"
     assert replies(engine, QUESTION, [asked]) == want
-    assert_all_ran(tuple(name for name in KERNELS if name != "qmm_rows_mma"))
+    assert_all_ran(tuple(name for name in KERNELS if name not in ("qmm_rows_mma", *OPT_IN)))
     # Blocks of 8 at the target; the drafter's 7 rows at the target's head.
     assert {form for form, _ in forms} == {"tile"} and {rows for _, rows in forms} >= {7, 8}
     assert replies(engine, QUESTION, [few]) == [want[0][:3]]

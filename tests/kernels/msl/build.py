@@ -71,7 +71,7 @@ class Builder:
         return self._compile(source, "", flags, [str(engine)])
 
     def _compile(self, source: str, ending: str, flags: list[str], objects: list[str] | None = None) -> Path:
-        headers = "".join(path.read_text() for path in sorted(SHIM.iterdir()))
+        headers = "".join(path.read_text() for path in sorted(SHIM.rglob("*")) if path.is_file())
         key = hashlib.sha256(repr((source, headers, flags)).encode()).hexdigest()[:24]
         out = self.cache / (key + ending)
         if out.exists():
