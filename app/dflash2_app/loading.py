@@ -110,12 +110,13 @@ def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
         "drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0),
         "exactness": (plan.exactness, "fast"),
     }  # fmt: skip
+    changed: dict[str, Any] = {name: value for name, (value, default) in rare.items() if value != default}
     engine = d2.load(
         plan.target,
         None if plan.drafter == MINI == plan.target else plan.drafter,
         draft_bits=bits,
         draft_group_size=plan.draft_group_size,
         target_dtype=plan.target_dtype,
-        **{name: value for name, (value, default) in rare.items() if value != default},
+        **changed,
     )
     return engine, notes
