@@ -85,7 +85,7 @@ def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | 
 def _load_target(plan: Plan) -> d2.Engine:
     import dflash2_mlx as d2
 
-    exact = {} if plan.exactness == "fast" else {"exactness": plan.exactness}
+    exact: dict[str, Any] = {} if plan.exactness == "fast" else {"exactness": plan.exactness}
     return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype, **exact)
 
 

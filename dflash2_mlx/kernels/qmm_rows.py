@@ -6,9 +6,8 @@ metal/qmm_rows.metal and metal/qmm_rows_mma.metal. The twin is `mx.quantized_mat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -29,8 +28,7 @@ _CALL_OF = {
 }
 
 
-@dataclass(frozen=True)
-class Packed:
+class Packed(NamedTuple):  # made at every product, and cheaper to make than a dataclass
     """A quantized matrix [N, K], and the bias of its layer.
 
     Shapes: weight [N, K * bits / 32] uint32; scales, biases [N, K / group_size] (biases None outside affine mode);
@@ -83,12 +81,12 @@ def quantized_rows(
     Raises:
         SettingError: `exact` was asked for and the kernel does not run here.
 
-    Without Metal, and for more than 16 rows, this is `mx.quantized_matmul`. The kernels have no gradients.
+    Without Metal, and, unless `exact`, for one row and for more than 16, this is `mx.quantized_matmul`. The kernels have no gradients.
     """
     packed = Packed(weight, scales, biases, group_size, bits, mode, offset)
     kernels = dispatcher()
     rows = x.size // max(1, x.shape[-1])
-    few = 0 < rows <= (EXACT_ROWS if exact else MOST_ROWS)
+    few = 0 < rows <= EXACT_ROWS if exact else 1 < rows <= MOST_ROWS
     if not few or mode != AFFINE or (kernels.factory is None and not exact):
         return stock_product(x, packed)
     key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None, exact)

@@ -96,7 +96,7 @@ def test_copies_are_made_only_when_a_race_begins():
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_numbers_are_checked(metal, dtype):
     (race,) = contests(Layers(matrix(dtype=dtype)), None, [5])
-    for form in ("tile", "matrix"):
+    for form in ("stock", "tile", "matrix"):
         race.check(form)
 
 
