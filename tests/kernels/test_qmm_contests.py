@@ -84,6 +84,19 @@ def test_a_chain_depends_on_every_call_and_changes_nothing(metal, monkeypatch):
         np.testing.assert_array_equal(np.array(x), np.array(chain(0)))
 
 
+@pytest.mark.parametrize("place", [0, 3, 6])
+def test_a_chain_waits_for_each_of_its_calls(metal, monkeypatch, place):
+    (race,) = contests(Layers(matrix()), None, [3])
+    results = []
+
+    def run(form: str, x: mx.array, packed: Packed) -> mx.array:
+        results.append(mx.full((3, 37), float("nan") if len(results) == place else 1.0))
+        return results[-1]
+
+    monkeypatch.setattr(qmm_contests, "run_form", run)
+    assert mx.isnan(race.chains["stock"](7)).all().item()
+
+
 def test_copies_are_made_only_when_a_race_begins():
     rotation = Rotation([matrix()])
     assert rotation._all == []
