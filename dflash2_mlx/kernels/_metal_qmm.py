@@ -18,6 +18,7 @@ GROUP_SIZES = (32, 64, 128)
 TILE_ROWS = 8  # most rows of one SIMD-group of qmm_rows
 MATRIX_ROWS = 16  # most rows of qmm_rows_mma and qmm_rows_tensor
 TENSOR_TYPES = (mx.float16, mx.bfloat16)
+_MATRIX_HEADER = "#include <metal_simdgroup_matrix>\n"  # as MLX's own kernels do
 _TENSOR_HEADER = "#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>\n"
 _OUTPUTS = 4  # of one SIMD-group of qmm_rows
 _TILE_SIMDGROUPS = 2  # of a threadgroup, for each tile of rows
@@ -103,6 +104,7 @@ def quantized_matrix(
         threadgroup=(32 * parts, 1, 1),
         output_shapes=((rows, outputs),),
         output_dtypes=(dtype,),
+        header=_MATRIX_HEADER,
     )
 
 
