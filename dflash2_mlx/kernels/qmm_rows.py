@@ -81,8 +81,8 @@ def quantized_rows(
     Raises:
         SettingError: `exact` was asked for and the kernel does not run here.
 
-    Without Metal, and, unless `exact`, for one row and for more than 16, this is `mx.quantized_matmul`. The kernels have
-    no gradients.
+    Without Metal, and, unless `exact`, for one row and for more than 16, this is `mx.quantized_matmul`. Kernels have no
+    gradients.
     """
     packed = Packed(weight, scales, biases, group_size, bits, mode, offset)
     kernels = dispatcher()
