@@ -13,6 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..kernels.qmm_rows import Packed
+from ..row_layers import RowsLinear, row_layers, trainable_product
 from .base import PassOutput, TargetSpec
 from .caches import TargetState
 
@@ -46,8 +48,9 @@ class LayerLoopTarget:
         self.layers = list(self.body.layers)
         self.kinds = tuple(kinds)
         self.window = window
-        self._head = self.body.embed_tokens.as_linear if "lm_head" not in text_model else text_model.lm_head
-        head_rows = _rows(self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head)
+        self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
+        self._head = self._table if "lm_head" in text_model else self._table.as_linear
+        head_rows = _rows(self._table)
         # Index of each layer among those of its kind.
         self.index = [self.kinds[:i].count(kind) for i, kind in enumerate(self.kinds)]
         self.spec = TargetSpec(
@@ -99,6 +102,18 @@ class LayerLoopTarget:
 
     def head(self, hidden: mx.array) -> mx.array:
         return self._head(hidden)
+
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        return trainable_product(self._table, hidden)
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; the table only where it is the head.
+
+        Layers of experts are MLX's own and not among them.
+        """
+        layers = [layer for _, layer in row_layers(self.text_model)]
+        used = [layer for layer in layers if isinstance(layer, RowsLinear) or layer is self._table]
+        return [layer.packed() for layer in used]
 
     # What a family may do differently.
 

@@ -7,7 +7,7 @@ import importlib
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _metal
+from dflash2_mlx.kernels import _metal, _metal_qmm
 from dflash2_mlx.kernels._source import CHECKOUT, PACKAGED, kernel_source
 
 CALLS = [
@@ -16,6 +16,9 @@ CALLS = [
     _metal.top_candidates((7, 248320), 16, 248077),
     _metal.select_walk((1, 7, 31, 16), 256, True),
     _metal.norm_rope((2, 8, 48, 128), mx.bfloat16, 40),
+    _metal_qmm.quantized_tile((16, 5120, 17408), mx.bfloat16, 64, 4, False),
+    _metal_qmm.quantized_matrix((8, 5120, 17408), mx.bfloat16, 64, 4, True),
+    _metal_qmm.quantized_tensor((8, 5120, 17408), mx.bfloat16, 64, 8, False),
 ]
 
 
@@ -61,6 +64,9 @@ def test_grids_count_threads():
     assert CALLS[2].grid == (256 * 31, 7, 1)
     assert CALLS[3].grid == (512, 1, 1)
     assert CALLS[4].grid == (32 * 40, 8, 2)
+    assert (CALLS[5].grid, CALLS[5].threadgroup) == ((32 * 4352, 2, 1), (64, 2, 1))
+    assert (CALLS[6].grid, CALLS[6].threadgroup) == ((256 * 2176, 1, 1), (256, 1, 1))
+    assert (CALLS[7].grid, CALLS[7].threadgroup) == ((256 * 544, 1, 1), (256, 1, 1))
 
 
 def test_lengths_that_change_from_call_to_call_are_no_template_values():
@@ -76,6 +82,14 @@ def test_lengths_that_change_from_call_to_call_are_no_template_values():
 def test_nothing_is_made_at_import(monkeypatch):
     monkeypatch.setattr(mx.fast, "metal_kernel", None)
     importlib.reload(_metal)
+
+
+def test_a_header_is_handed_over_where_there_is_one():
+    made: dict[str, object] = {}
+    for call, header in ((CALLS[0], None), (CALLS[7], "#include <MetalPerformancePrimitives/")):
+        made.clear()
+        call.make(lambda **arguments: made.update(arguments))
+        assert ("header" in made) == (header is not None) and str(made.get("header", "")).startswith(header or "")
 
 
 def test_kernels_are_made_under_the_projects_own_name():

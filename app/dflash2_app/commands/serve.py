@@ -16,7 +16,7 @@ import typer
 from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
-from .options import NO_DRAFTER, BasePath, TargetDtype, valued
+from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, valued
 from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class ServedModels:
         _model("--draft-bits", "4|8", "Quantize the drafters on load", one_integer_of(4, 8), default="as configured"),
     ] = None
     target_dtype: Annotated[str | None, TargetDtype] = None
+    exactness: Annotated[str | None, Exactness] = None
     base_path: Annotated[Path | None, BasePath] = None
     preload: Annotated[
         bool,
@@ -96,7 +97,8 @@ class ServedModels:
         from ..settings.paths import find_base
         from ..web.offers import Catalogue
 
-        given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
+        asked = {"target_dtype": self.target_dtype, "exactness": self.exactness}
+        given = {name: value for name, value in asked.items() if value is not None}
         base = find_base(self.base_path)
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
 
