@@ -24,7 +24,15 @@ from ..errors import ConfigError, Dflash2Error
 from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
-KERNELS = ("norm_rope", "dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
+KERNELS = (
+    "norm_rope",
+    "dynamic_conv",
+    "conv_add_norm",
+    "top_candidates",
+    "select_walk",
+    "few_row_attention",
+    "gated_delta_verify",
+)
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
 

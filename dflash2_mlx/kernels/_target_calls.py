@@ -1,6 +1,6 @@
 """How the kernels of the target's verify pass are called, as `_metal` does it for the drafter's.
 
-Owns: the Python side of few_row_attention.metal and few_row_merge.metal. Decides nothing.
+Owns: the Python side of few_row_attention.metal, few_row_merge.metal and gated_delta_verify.metal. Decides nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MOST_SIMDGROUPS_WIDE = 8
 PART_ROWS = 128  # least keys of a part, as in few_row_attention.metal
 MOST_PARTS = 32  # a SIMD-group's width: few_row_merge.metal has a lane for each
 MOST_DIM = 256
+DELTA_LANES = 8  # lanes that share one row of a gated-delta state
 
 
 def part_count(capacity: int) -> int:
@@ -31,8 +32,8 @@ def part_count(capacity: int) -> int:
 
 @cache
 def few_row_attention(
-    queries: tuple[int, int, int, int],
-    keys: tuple[int, int, int, int],
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
     dtype: mx.Dtype,
     *,
     window: int | None,
@@ -83,7 +84,7 @@ def few_row_attention(
 
 
 @cache
-def few_row_merge(parts: int, queries: tuple[int, int, int, int], dtype: mx.Dtype) -> KernelCall:
+def few_row_merge(parts: int, queries: tuple[int, ...], dtype: mx.Dtype) -> KernelCall:
     """The parts of `few_row_attention` put together.
 
     Shapes:
@@ -100,4 +101,35 @@ def few_row_merge(parts: int, queries: tuple[int, int, int, int], dtype: mx.Dtyp
         threadgroup=(32, 1, 1),
         output_shapes=((rows, dim),),
         output_dtypes=(dtype,),
+    )
+
+
+@cache
+def gated_delta_verify(state: tuple[int, ...], keys: tuple[int, ...], dtype: mx.Dtype) -> KernelCall:
+    """Kept rows of the pass before, stored, then the rows of this pass.
+
+    Shapes:
+        state [B, Hv, Dv, Dk] float32; old_k [B, Lo, Hk, Dk], old_v [B, Lo, Hv, Dv], old_g, old_beta [B, Lo, Hv];
+        keep [B] int32; q, k [B, L, Hk, Dk], v [B, L, Hv, Dv], g, beta [B, L, Hv]
+        -> y [B, L, Hv, Dv], stored [B, Hv, Dv, Dk] float32
+    Args:
+        state, keys: shapes of state and k.
+        dtype: of q, k, v and y.
+    """
+    batch, heads, values, dim = state
+    if dim % (4 * DELTA_LANES) or heads % keys[2]:
+        raise ValueError(
+            f"gated_delta_verify: got {heads} heads over {keys[2]} with keys of size {dim}, expected a multiple, and "
+            f"one of {4 * DELTA_LANES}"
+        )
+    across = -(-values * DELTA_LANES // 32)
+    return KernelCall(
+        name="gated_delta_verify",
+        inputs=("state", "old_k", "old_v", "old_g", "old_beta", "keep", "q", "k", "v", "g", "beta"),
+        outputs=("y", "stored"),
+        template=(("T", dtype), ("DK", dim), ("LANES", DELTA_LANES)),
+        grid=(32, across, batch * heads),
+        threadgroup=(32, min(4, across), 1),
+        output_shapes=((batch, keys[1], heads, values), state),
+        output_dtypes=(dtype, mx.float32),
     )

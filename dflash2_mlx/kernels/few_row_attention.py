@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 
@@ -24,44 +25,45 @@ SHORT = 2048  # rows of a buffer up to which a context counts as short
 _VECTOR_ROWS, _VECTOR_PRODUCT, _VECTOR_DIMS, _TILED_DIMS = 8, 32, (64, 96, 128, 256), (64, 80, 128)
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
-Shape = tuple[int, int, int, int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Which rows of a buffer the rows of a pass see: what their mask says, in numbers.
+    """Which rows of a buffer the rows of a pass see: as a mask for MLX, and the same in numbers for the kernel.
 
     A row at position p sees a key at position s before the end of the pass, if s <= p where `causal`, and
-    |p - s| < window or s < sink where there is a window.
+    |p - s| < window or s < sink where there is a window. Buffer row i < sink holds position i, the others base + i.
 
     Shapes:
+        mask:  [B, 1, L, capacity] bool
         start: [B] int32, position of row 0
-        base:  [1] int32; buffer row i < sink holds position i, the others base + i
+        base:  [] int32, where it is traced; else a number
     """
 
+    mask: mx.array
     start: mx.array
-    base: mx.array
+    base: mx.array | int
     causal: bool = True
     window: int | None = None
     sink: int = 0
 
 
-def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight: Sight, mask: mx.array) -> mx.array:
+def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight: Sight) -> mx.array:
     """Softmax attention, scores divided by sqrt(Dh); query heads are shared out evenly among K/V heads.
 
     Shapes:
         queries:      [B, H, L, Dh]
         keys, values: [B, Hkv, capacity, Dh], whole buffers
-        mask:         [B, 1, L, capacity] bool, the same as `sight`
     Returns:
         [B, H, L, Dh]
     """
     if wanted(queries.shape, keys.shape, queries.dtype, sight.window) and queries.dtype == keys.dtype == values.dtype:
-        inputs = (queries, keys, values, sight.start, sight.base)
+        inputs = (queries, keys, values, sight.start, _base_array(sight.base))
         call = _call(queries, keys, sight)
         if dispatcher().passes(call, inputs, lambda: _self_test(call, queries.shape, keys.shape[1], sight)):
             return run_kernels(call, inputs)
-    return attention_twin(queries, keys, values, mask)
+    return attention_twin(queries, keys, values, sight.mask)
 
 
 def attention_twin(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
@@ -128,34 +130,43 @@ def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) ->
     _, heads, rows, dim = queries
     dtype, parts = dict(call.template)["T"], call.output_shapes[0][0]
     capacity = 80 if parts == 1 else 3 * _target_calls.PART_ROWS + 20
-    keys = mx.random.split(mx.random.key(0), 3)
-    few, *buffers = (
+    shapes = ((1, heads, rows, dim), *2 * ((1, kv_heads, capacity, dim),))
+    few, keys, values = (
         mx.random.normal(shape, key=key).astype(dtype)
-        for shape, key in zip(((1, heads, rows, dim), *(((1, kv_heads, capacity, dim),) * 2)), keys, strict=True)
+        for shape, key in zip(shapes, mx.random.split(mx.random.key(0), 3), strict=True)
     )
     base = 100 if sight.window else 0
     # The window's edge lies inside, or else the end of what is seen.
     start = base + (29 + sight.window if sight.window else capacity - rows - 15)
-    seen = Sight(_one(start), _one(base), sight.causal, sight.window, sight.sink)
-    call = _call(few, buffers[0], seen)
-    got = run_kernels(call, (few, *buffers, seen.start, seen.base))
-    want = attention_twin(few, *buffers, mask_of(seen, rows, capacity))
+    position, causal = mx.array([start], dtype=mx.int32), sight.causal
+    mask = mask_of(position, base, rows, capacity, causal=causal, window=sight.window, sink=sight.sink)
+    seen = Sight(mask, position, base, causal, sight.window, sight.sink)
+    got = run_kernels(_call(few, keys, seen), (few, keys, values, position, _base_array(base)))
+    want = attention_twin(few, keys, values, mask)
     check_equal(got, want, tolerance=rounding(dtype), what=NAME)
 
 
-def mask_of(sight: Sight, rows: int, capacity: int) -> mx.array:
-    """`sight` as a mask: [B, 1, rows, capacity] bool."""
+def mask_of(
+    start: mx.array, base: int, rows: int, capacity: int, *, causal: bool, window: int | None, sink: int
+) -> mx.array:
+    """The mask of a `Sight`: [B, 1, rows, capacity] bool."""
     index = mx.arange(capacity, dtype=mx.int32)
-    at = mx.where(index < sight.sink, index, index + sight.base)
-    start = sight.start[:, None, None, None]
-    distance = start + mx.arange(rows, dtype=mx.int32)[:, None] - at
-    seen = at < start + rows
-    if sight.window is not None:
-        seen = seen & ((mx.abs(distance) < sight.window) | (at < sight.sink))
-    if sight.causal:
+    at = mx.where(index < sink, index, index + base)
+    first = start[:, None, None, None]
+    distance = first + mx.arange(rows, dtype=mx.int32)[:, None] - at
+    seen = at < first + rows
+    if window is not None:
+        seen = seen & ((mx.abs(distance) < window) | (at < sink))
+    if causal:
         seen = seen & (distance >= 0)
     return mx.broadcast_to(seen, (start.shape[0], 1, rows, capacity))
 
 
-def _one(number: int) -> mx.array:
+def _base_array(base: mx.array | int) -> mx.array:
+    return _number(base) if isinstance(base, int) else base.reshape(1)
+
+
+@lru_cache(maxsize=64)
+def _number(number: int) -> mx.array:
+    """[1] int32; the layers of a pass share it."""
     return mx.array([number], dtype=mx.int32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx.kernels import _target_calls
-from dflash2_mlx.kernels.few_row_attention import Sight, attention_twin, mask_of
+from dflash2_mlx.kernels.few_row_attention import attention_twin, mask_of
 from tests.reference.attention import attend, seen_rows
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
@@ -67,9 +67,10 @@ class Case:
         return np.stack([attend(*row) for row in zip(queries, keys, values, seen, strict=True)])
 
     def by_twin(self) -> mx.array:
-        queries, keys, values, start, base = self.arrays()
-        sight = Sight(start, base, self.causal, self.window, self.sink)
-        return attention_twin(queries, keys, values, mask_of(sight, self.rows, self.capacity))
+        queries, keys, values, start, _ = self.arrays()
+        rules = {"causal": self.causal, "window": self.window, "sink": self.sink}
+        mask = mask_of(start, self.base, self.rows, self.capacity, **rules)
+        return attention_twin(queries, keys, values, mask)
 
 
 def run(on_metal, case: Case, **rules) -> mx.array:

@@ -9,6 +9,7 @@ import pytest
 from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
 from dflash2_mlx.kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from dflash2_mlx.kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
 from dflash2_mlx.kernels.norm_rope import norm_rope, norm_rope_twin
 from dflash2_mlx.kernels.select_walk import Selector, select, select_twin
 from dflash2_mlx.kernels.top_candidates import candidate_lists
@@ -84,6 +85,19 @@ def test_select(metal, temperature, multiplier, cap):
     if want.q is not None:
         close(got.q, want.q)
     assert ran_on_metal("select_walk") and ran_on_metal("top_candidates")
+
+
+@pytest.mark.parametrize(("causal", "window", "sink"), [(True, None, 0), (True, 6, 0), (False, 6, 3)])
+@pytest.mark.parametrize("capacity", [40, 140])
+@pytest.mark.parametrize("traced", [True, False])
+def test_few_row_attention(metal, causal, window, sink, capacity, traced):
+    base = 0 if window is None else 11
+    queries, keys, values = (random(1, heads, n, 16, seed=n) for heads, n in ((4, 3), (2, capacity), (2, capacity)))
+    start = mx.array([base + 30], dtype=mx.int32)
+    mask = mask_of(start, base, 3, capacity, causal=causal, window=window, sink=sink)
+    sight = Sight(mask, start, mx.array(base) if traced else base, causal, window, sink)
+    close(few_row_attention(queries, keys, values, sight), attention_twin(queries, keys, values, mask))
+    assert ran_on_metal("few_row_attention")
 
 
 def test_every_kernel_has_its_test_here():
