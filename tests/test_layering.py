@@ -34,6 +34,7 @@ LIBRARY = [
     "kernels",
     "sampling",
     "acceptance",
+    "kernels.accept",
     "buffers",
     "layout",
     "drafter.conv",

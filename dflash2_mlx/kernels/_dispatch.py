@@ -32,6 +32,7 @@ KERNELS = (
     "select_walk",
     "few_row_attention",
     "gated_delta_verify",
+    "accept",
 )
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)

@@ -1,6 +1,7 @@
 """How the kernels of the target's verify pass are called, as `_metal` does it for the drafter's.
 
-Owns: the Python side of few_row_attention.metal, few_row_merge.metal and gated_delta_verify.metal. Decides nothing.
+Owns: the Python side of few_row_attention.metal, few_row_merge.metal, gated_delta_verify.metal and accept.metal.
+Decides nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from functools import cache
 
 import mlx.core as mx
 
-from ._metal import KernelCall
+from ._metal import ROWS_STEP, KernelCall, check_candidates
 
 # Rows (query heads times rows of the pass) of one SIMD-group, and SIMD-groups that share a tile of keys; heads of
 # more than 128 numbers need twice the registers.
@@ -132,4 +133,41 @@ def gated_delta_verify(state: tuple[int, ...], keys: tuple[int, ...], dtype: mx.
         threadgroup=(32, min(4, across), 1),
         output_shapes=((batch, keys[1], heads, values), state),
         output_dtypes=(dtype, mx.float32),
+    )
+
+
+@cache
+def accept(lists: tuple[int, ...], drafted: int, vocab_size: int) -> KernelCall:
+    """Rejection sampling over the target's best logits.
+
+    Shapes:
+        values, ids [B, L, blocks, K]; proposal [B, L - 1] int32; candidates, q [B, L - 1, drafted]; start [B] int32;
+        seeds [4, 2] uint32; settings [3] float32 (temperature, top_p, min_p) -> count [B] int32, tokens [B, L] int32
+    Args:
+        lists: shape of values and ids.
+        drafted: candidates of each position.
+        vocab_size: columns of the target's logits.
+    """
+    batch, rows, blocks, k = lists
+    check_candidates(k, blocks * k)
+    check_candidates(drafted, drafted)
+    reserved = -(-rows // ROWS_STEP) * ROWS_STEP
+    simdgroups = min(ROWS_STEP, rows)
+    template = (
+        ("K", k),
+        ("DRAFTED", drafted),
+        ("BLOCKS", blocks),
+        ("VOCAB", vocab_size),
+        ("ROWS", reserved),
+        ("SIMDGROUPS", ROWS_STEP),
+    )
+    return KernelCall(
+        name="accept",
+        inputs=("values", "ids", "proposal", "candidates", "q", "start", "seeds", "settings"),
+        outputs=("count", "tokens"),
+        template=template,
+        grid=(32 * simdgroups, batch, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=((batch,), (batch, rows)),
+        output_dtypes=(mx.int32, mx.int32),
     )

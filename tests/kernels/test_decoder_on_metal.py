@@ -49,10 +49,10 @@ def configs(**changes: object) -> list[d2.GenerationConfig]:
     sampled = [
         d2.GenerationConfig(
             max_tokens=12,
-            sampling=d2.SamplingConfig(temperature=0.8, top_p=0.95, seed=5, lossless_mode=mode),
+            sampling=d2.SamplingConfig(temperature=0.8, top_p=0.95, top_k=top_k, seed=5, lossless_mode=mode),
             **changes,
         )
-        for mode in ("rejection", "coupled")
+        for mode, top_k in (("rejection", 20), ("coupled", 0))
     ]
     return [greedy, wide, *sampled]
 
@@ -81,7 +81,8 @@ def test_tiny_pairs_of_other_families(family: str, kind: str, dtype: mx.Dtype, r
     want = replies(owner().call(build), PROMPT, wanted)
     request.getfixturevalue("metal")
     assert replies(owner().call(build), PROMPT, wanted) == want
-    assert_all_ran(but=() if family == "qwen3_5" else ("gated_delta_verify",))
+    unused = ["gated_delta_verify"] * (family != "qwen3_5") + ["accept"] * (len(wanted) == 2)
+    assert_all_ran(but=tuple(unused))
 
 
 def test_sampling_in_bfloat16_keeps_the_law_of_q(metal: None) -> None:
@@ -117,7 +118,7 @@ def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
     broken: str, msl_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CK-25: a device may give wrong numbers for one kernel; replies stay right and say so."""
-    config = configs(stop_token_ids=())[0]
+    config = configs(stop_token_ids=())[2]  # sampled, with filters that accept can take
 
     def build() -> Engine:
         return tiny_engine("qwen3_5", make_tiny_drafter(compiled=True), target=lively_target("qwen3_5"))
@@ -163,7 +164,7 @@ def test_kernels_are_timed_against_their_twins(metal: None) -> None:
     engine = owner().call(lambda: tiny_engine("qwen3", make_tiny_drafter(compiled=True)))
     d2.generate(engine, PROMPT, configs(stop_token_ids=())[0])
     times = analysis.time_kernels(engine.drafter)
-    assert {timed.name for timed in times} == set(KERNELS) - {"gated_delta_verify"}
+    assert {timed.name for timed in times} == set(KERNELS) - {"gated_delta_verify", "accept"}
     assert all(timed.kernel_ms > 0 and timed.twin_ms > 0 for timed in times)
 
 
