@@ -59,6 +59,7 @@ LIBRARY = [
     "targets.registry",
     "targets.config",
     "targets",
+    "kernels.target_contests",
     "costs",
     "fingerprint",
     "shapes",

@@ -81,11 +81,16 @@ def recurrence(rows: Rows, state: mx.array, mask: mx.array | None = None) -> tup
 def wanted(state: Shape, keys: Shape, dtype: mx.Dtype) -> bool:
     """Whether the kernel should run: yes, unless a race was lost at this shape."""
     kernels = dispatcher()
-    if not FEWEST_ROWS <= keys[1] <= MOST_ROWS or state[3] % (4 * _target_calls.DELTA_LANES) or dtype not in _DTYPES:
+    if not FEWEST_ROWS <= keys[1] <= MOST_ROWS or not possible(state[3], dtype):
         return False
     if not kernels.wants_metal(NAME):
         return False
     return kernels.wanted[NAME] == METAL or kernels.winner(NAME, race_key(state, keys, dtype)) != STOCK
+
+
+def possible(dim: int, dtype: mx.Dtype) -> bool:
+    """Whether the kernel can take keys of this size and type."""
+    return dim % (4 * _target_calls.DELTA_LANES) == 0 and dtype in _DTYPES
 
 
 def race_key(state: Shape, keys: Shape, dtype: mx.Dtype) -> str:

@@ -126,6 +126,11 @@ def _rows_from(rows: mx.array, start: mx.array, count: int) -> mx.array:
     return mx.take_along_axis(rows, index[..., None], axis=1)
 
 
+def layer_shape(layer: GatedDeltaNet) -> tuple[int, int, int, int]:
+    """Value heads, key heads, value size, key size."""
+    return layer.num_v_heads, layer.num_k_heads, layer.head_v_dim, layer.head_k_dim
+
+
 def gated_delta_pass(layer: GatedDeltaNet, x: mx.array, state: AnyState | None) -> tuple[mx.array, Tape]:
     """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass."""
     batch, length, _ = x.shape
