@@ -57,15 +57,15 @@ uint from[8];       // where the queries of the rows are; rows beyond the last o
 int position[8];
 float most[8];
 float total[8];     // of this lane's keys
-float sums[8 * CHUNKS * EACH];
-for (uint r = 0; r < 8; ++r) {
+float sums[8 * CHUNKS * EACH];  // loops over it are unrolled, or it would not be registers
+_Pragma("clang loop unroll(full)") for (uint r = 0; r < 8; ++r) {
   uint number = min(first_row + r, rows - 1);
   from[r] = (query + number) * DIM;
   position[r] = first + int(number % length_in);
   most[r] = -INFINITY;
   total[r] = 0.0f;
 }
-for (uint i = 0; i < 8 * CHUNKS * EACH; ++i) {
+_Pragma("clang loop unroll(full)") for (uint i = 0; i < 8 * CHUNKS * EACH; ++i) {
   sums[i] = 0.0f;
 }
 
@@ -123,7 +123,7 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
   int at = row < SINK ? row : row + origin;
   bool there = row < int(capacity) && at < past;
   float weight[8];
-  for (uint r = 0; r < 8; ++r) {
+  _Pragma("clang loop unroll(full)") for (uint r = 0; r < 8; ++r) {
     int ahead_by = position[r] - at;
     bool near = WINDOW == 0 || (ahead_by < WINDOW && -ahead_by < WINDOW) || at < SINK;
     bool seen = there && near && (!CAUSAL || ahead_by >= 0);
@@ -133,7 +133,7 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
     weight[r] = seen ? precise::exp(scaled - top) : 0.0f;
     most[r] = top;
     total[r] = total[r] * shrink + weight[r];
-    for (uint i = 0; i < CHUNKS * EACH; ++i) {
+    _Pragma("clang loop unroll(full)") for (uint i = 0; i < CHUNKS * EACH; ++i) {
       sums[i * 8 + r] *= shrink;
     }
   }
@@ -178,7 +178,7 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
   }
 }
 
-for (uint r = 0; r < 8; ++r) {
+_Pragma("clang loop unroll(full)") for (uint r = 0; r < 8; ++r) {
   float whole = simd_sum(total[r]);
   if (first_row + r < rows) {
     uint to = (part * sequences * heads * rows) + query + first_row + r;
@@ -186,7 +186,7 @@ for (uint r = 0; r < 8; ++r) {
       bounds[to * 2] = most[r];
       bounds[to * 2 + 1] = whole;
     }
-    for (uint i = 0; i < CHUNKS * EACH; ++i) {
+    _Pragma("clang loop unroll(full)") for (uint i = 0; i < CHUNKS * EACH; ++i) {
       uint d = i * 32 + lane;
       if (d < DIM) {
         out[to * DIM + d] = OUT(parts == 1 ? sums[i * 8 + r] / whole : sums[i * 8 + r]);

@@ -83,7 +83,7 @@ CASES = [
     Case(rows=5, whole=True, top_p=0.7, seed=5),
     Case(rows=5, whole=True, dtype=mx.bfloat16, temperature=0.3, seed=6),
     Case(rows=4, dtype=mx.float16, top_p=0.05, seed=7),
-    Case(temperature=3.0, k=3, drafted=6, seed=8),
+    Case(temperature=3.0, seed=8),
 ]
 
 
@@ -102,7 +102,7 @@ def test_the_cases_accept_and_refuse_at_every_place(on_metal):
 
 def test_equals_the_scalar_rule(on_metal):
     """Whether each token is kept, by the float64 rule and the generator's uniforms."""
-    case = Case(rows=5, vocab=40, k=8, top_p=0.9, batch=48, seed=11)
+    case = Case(rows=5, top_p=0.9, batch=48, seed=11)
     logits, start, drafted, keys = case.parts()
     counts, tokens = run(on_metal, case)
     positions = start[:, None] + mx.arange(1, case.rows, dtype=mx.int32)
@@ -122,7 +122,7 @@ def test_equals_the_scalar_rule(on_metal):
         assert (tokens[b, counts[b] :] == added).all()
 
 
-@pytest.mark.parametrize("vocab", [31, 32, 20010, 20011])
+@pytest.mark.parametrize("vocab", [32, 20011])
 def test_noise_of_every_id_is_that_of_the_generator(on_metal, vocab):
     """With one id allowed at a time nothing else could be chosen; so two equal ones show whose noise is larger."""
     draw = np.random.default_rng(vocab)
