@@ -129,7 +129,6 @@ WINDOWS = [
     Case(5, 2, 32, 40, window=6, sink=37, base=2, causal=False),
     Case(8, 2, 32, 9, window=6, sink=37, causal=False),
     Case(8, 2, 32, 60, window=6, sink=37, base=15, causal=False),  # the first row does not see the last one
-    Case(8, 2, 32, 60, window=6, sink=37, base=15, causal=False),  # the first row does not see the last one
     Case(8, 1, 32, 300, causal=False, spare=90),
 ]
 
