@@ -27,6 +27,7 @@ from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
+from .kernels._dispatch import dispatcher
 from .kernels.qmm_rows import EXACT_ROWS
 from .layout import on_cpu, store_for_device
 from .memory import Precision
@@ -169,7 +170,19 @@ class _DrafterFiles:
         )
         if lender is not None:
             model.warm_up(lender)
+            _warm_up_target(lender, self.config.block_size)
         return model
+
+
+def _warm_up_target(target: Target, rows: int) -> None:
+    """Verify twice, as for `DraftModel.warm_up`; the second pass begins where the first one kept a part."""
+    if dispatcher().factory is None:
+        return
+    state = target.new_state()
+    for _ in range(2):
+        logits = target.forward(mx.zeros((1, rows), dtype=mx.int32), state).logits
+        target.commit(state, mx.array([1], dtype=mx.int32))
+        mx.eval(logits)
 
 
 def _drafter_source(drafter: str | Path | None, mini: bool) -> tuple[str | Path | None, str | None]:

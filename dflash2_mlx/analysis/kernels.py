@@ -18,6 +18,7 @@ from ..kernels._metal_qmm import MATRIX_ROWS
 from ..kernels._metal_qmm import TILE as TILE_KERNEL
 from ..kernels.conv_add_norm import conv_add_norm, conv_add_norm_twin
 from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.qmm_forms import MATRIX, TILE
 from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
@@ -26,6 +27,7 @@ from ..kernels.top_candidates import candidate_lists, twin_lists
 from ..runtime import owner
 
 _CALLS, _REPEATS = 8, 5
+_CONTEXT = 1024  # rows before the block where no window says how many
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, 
         lambda: norm_rope(qkv, norms, start, **rules),
         lambda: norm_rope_twin(qkv, norms, start, **rules),
     )
+    yield _attention(config, random)
     if config.conv_kernel_size is not None and config.conv_group_size is not None:
         x, base, weight = random(1, rows, width), random(2, config.conv_kernel_size, width), random(width)
         delta = random(1, rows, 2, config.conv_kernel_size, width // config.conv_group_size)
@@ -117,6 +120,22 @@ def _quantized_cases(config: DrafterConfig, random: Callable[..., mx.array]) -> 
     for name, form in ((TILE_KERNEL, TILE), (MATRIX_KERNEL, MATRIX)):
         if usable(dispatcher(), form, x, packed):
             yield name, partial(run_form, form, x, packed), lambda: stock_product(x, packed)
+
+
+def _attention(config: DrafterConfig, random: Callable[..., mx.array]) -> tuple[str, Call, Call]:
+    """Of one block over a context that fills a sliding layer's window, or over as many rows."""
+    rows, context = config.block_size, config.sliding_window or _CONTEXT
+    queries = random(1, config.num_heads, rows, config.head_dim)
+    keys, values = (random(1, config.num_kv_heads, context + rows, config.head_dim) for _ in range(2))
+    start, window = mx.array([context], dtype=mx.int32), config.sliding_window
+    mask = mask_of(start, 0, rows, context + rows, causal=False, window=window, sink=0)
+    sight = Sight(mask, start, 0, causal=False, window=window)
+    mx.eval(queries, keys, values, mask)
+    return (
+        "few_row_attention",
+        lambda: few_row_attention(queries, keys, values, sight),
+        lambda: attention_twin(queries, keys, values, mask),
+    )
 
 
 def _milliseconds(call: Call) -> float:

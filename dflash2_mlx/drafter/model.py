@@ -20,13 +20,14 @@ import mlx.nn as nn
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels._dispatch import KERNELS, dispatcher
+from ..kernels.few_row_attention import Sight
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.qmm_rows import Packed
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
 from ..row_layers import RowsLinear, row_layers, use_row_kernels
-from .attention import block_mask
+from .attention import block_sight
 from .context import DrafterContext
 from .decoder import DrafterLayer
 from .joined import Joined, join, run_joined
@@ -186,18 +187,17 @@ class DraftModel(nn.Module):
     ) -> Written[mx.array]:
         config, length = self.config, block.shape[1]
         buffers = RowView(keys, values, base, config.sink)
-        positions = buffers.positions()
-        masks: dict[tuple[str, bool], mx.array] = {}
+        sights: dict[tuple[str, bool], Sight] = {}
         for kind in zip(config.layer_types, config.causal, strict=True):
-            if kind not in masks:
+            if kind not in sights:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
-                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1], sink=config.sink)
+                sights[kind] = block_sight(buffers, start, length, window=window, causal=kind[1])
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         normed = self.layers[0].input_layernorm(hidden)
         for number, (layer, next_norm) in enumerate(zip(self.layers, self.next_norms(), strict=True)):
-            mask = masks[config.layer_types[number], config.causal[number]]
-            hidden, normed = layer(hidden, normed, next_norm, buffers, number, start, mask)
+            sight = sights[config.layer_types[number], config.causal[number]]
+            hidden, normed = layer(hidden, normed, next_norm, buffers, number, sight)
         return normed.reshape(block.shape), buffers.keys, buffers.values
 
     def next_norms(self) -> list[nn.RMSNorm]:

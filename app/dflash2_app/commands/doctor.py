@@ -68,9 +68,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for state in found["kernels"]:
         tested = "tested here" if state["tested"] else "not tested"
         reason = f" ({state['reason']})" if state["reason"] else ""
-        lines.append(f"kernel     {state['name']:15} {state['runs']:5} {tested}{reason}")
+        lines.append(f"kernel     {state['name']:18} {state['runs']:5} {tested}{reason}")
     for timed in found["kernel_times"]:
-        lines.append(f"time       {timed['name']:15} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
+        lines.append(f"time       {timed['name']:18} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
     if pair is not None:
         lines += ["", *_pair_lines(pair)]
         if found["busy"]:
