@@ -36,6 +36,7 @@ LIBRARY = [
     "kernels.qmm_forms",
     "kernels.qmm_rows",
     "kernels.*",
+    "kernels.contests",
     "kernels",
     "sampling",
     "acceptance",
@@ -70,6 +71,7 @@ LIBRARY = [
     "fingerprint",
     "shapes",
     "memory",
+    "cost_model",
     "describe",
     "checkpoint",
     "pairing",
@@ -99,6 +101,11 @@ LIBRARY = [
     "analysis",
     "bench.*",
     "bench",
+    "tune.race",
+    "tune.record",
+    "tune.run",
+    "tune.background",
+    "tune",
     "",  # dflash2_mlx/__init__.py: the public names
 ]
 APPLICATION = [
@@ -113,6 +120,7 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "tuning",
     "loading",
     "engine",
     "samples",
@@ -143,7 +151,13 @@ APPLICATION_NEEDS = set(
     "uvicorn".split()
 )
 # What an application may import of the library: its public names and the public sub-packages.
-PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}
+PUBLIC_MODULES = {
+    "dflash2_mlx",
+    "dflash2_mlx.training",
+    "dflash2_mlx.analysis",
+    "dflash2_mlx.bench",
+    "dflash2_mlx.tune",
+}
 
 
 @dataclass(frozen=True)
