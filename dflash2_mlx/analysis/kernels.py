@@ -22,7 +22,7 @@ from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
 from ..runtime import owner
 
 _CALLS, _REPEATS = 8, 5
-_CONTEXT = 2048  # rows that full attention looks back on
+_CONTEXT = 1024  # rows that full attention looks back on
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,8 @@ def _attention(config: DrafterConfig, dtype: mx.Dtype) -> Case:
     sight = Sight(mask, start, 0, causal=False, window=window)
 
     def make(key: mx.array) -> Inputs:
-        heads, kv = (
-            (1, config.num_heads, rows, config.head_dim),
-            (1, config.num_kv_heads, context + rows, config.head_dim),
-        )
+        heads = (1, config.num_heads, rows, config.head_dim)
+        kv = (1, config.num_kv_heads, context + rows, config.head_dim)
         keys = mx.random.split(key, 3)
         return tuple(mx.random.normal(s, key=own).astype(dtype) for s, own in zip((heads, kv, kv), keys, strict=True))
 
@@ -100,8 +98,8 @@ def _products(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[Case]:
     if group_size is None:
         return
 
-    def packed(*arrays: mx.array) -> Packed:
-        return Packed(*arrays, group_size, 4)
+    def packed(weight: mx.array, scales: mx.array, biases: mx.array) -> Packed:
+        return Packed(weight, scales, biases, group_size, 4)
 
     def make(key: mx.array) -> Inputs:
         rows, weights = mx.random.split(key, 2)
