@@ -326,6 +326,12 @@ class _Reply:
         if self.prefix_cache is not None:
             self.stats.notices.extend(self.prefix_cache.take_notes())
 
+    def _tell_of_kernels(self) -> None:
+        """Pass on which kernels were switched off while the reply was made."""
+        if self.stats.mode == DFLASH2:
+            known = self.stats.notices
+            known.extend([note for note in dispatcher().notes() if note not in known])
+
     def _keep_prefix(self, session: Session) -> None:
         """Put the session's memory aside."""
         if self.prefix_cache is not None:
@@ -349,6 +355,7 @@ class _Reply:
             session.finish()
             self._closed = True
             self._tell_of_cache()
+            self._tell_of_kernels()
         self._count(counted)
         info = None
         if not result.first:

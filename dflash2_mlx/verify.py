@@ -11,9 +11,10 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from . import rng
-from .acceptance import Acceptance, accept_greedy, accept_sampled
+from .acceptance import Acceptance, accept_greedy
 from .config import SamplingConfig
 from .drafter.model import Proposal, SlotNoise
+from .kernels.accept import Drafted, accept
 from .kernels.top_candidates import top_candidates
 from .rng import Purpose
 from .sampling import NEVER, TokenHistory, bias_vector, log_probabilities, process_logits, token_log_probs
@@ -80,11 +81,11 @@ class TokenChooser:
         if self.sampling.greedy:
             choices = mx.argmax(processed, axis=-1).astype(mx.int32)
         else:
-            log_p = log_probabilities(processed, self.sampling)
             if proposal is not None and shared is None:
-                return self._reject(log_p, start, proposal), processed
+                changed = self.history is not None or self.bias is not None or mask is not None
+                return self._reject(processed if changed else logits, start, proposal), processed
             assert shared is not None
-            choices = mx.argmax(log_p + shared, axis=-1).astype(mx.int32)
+            choices = mx.argmax(log_probabilities(processed, self.sampling) + shared, axis=-1).astype(mx.int32)
         if proposal is None:
             return Acceptance(mx.zeros(start.shape, dtype=mx.int32), choices), processed
         return accept_greedy(proposal.tokens, choices), processed
@@ -100,12 +101,10 @@ class TokenChooser:
         counts = self.history.counts[:, None] if proposal is None else self.history.rows(proposal.tokens)
         return process_logits(logits, self.sampling, bias=self.bias, in_prompt=self.history.in_prompt, counts=counts)
 
-    def _reject(self, log_p: mx.array, start: mx.array, proposal: Proposal) -> Acceptance:
+    def _reject(self, logits: mx.array, start: mx.array, proposal: Proposal) -> Acceptance:
         assert self.keys is not None and proposal.q is not None
-        drafted = proposal.tokens.shape[1]
-        uniforms = rng.uniform(self.keys, Purpose.ACCEPT, _predicted(start, drafted), 1)[..., 0]
-        residual = rng.gumbel(self.keys, Purpose.RESIDUAL, _predicted(start, drafted + 1), self.vocab_size)
-        return accept_sampled(proposal.tokens, proposal.candidates, proposal.q, log_p, uniforms, residual)
+        drafted = Drafted(proposal.tokens, proposal.candidates, proposal.q)
+        return accept(logits, start, drafted, self.sampling, self.keys)
 
 
 def countable(prompt: list[int], vocab_size: int) -> list[int]:

@@ -91,7 +91,8 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[KernelStandIn]:
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (kernels.make, False))
     monkeypatch.setattr(_dispatch.Dispatcher, "passes", lambda *_: True)
     monkeypatch.setattr(DraftModel, "_test_kernels", lambda *_: None)
-    monkeypatch.setenv("DFLASH2_KERNELS", "metal")
+    # Attention is one dispatch either way.
+    monkeypatch.setenv("DFLASH2_KERNELS", "metal,few_row_attention=mlx")
     dispatcher.cache_clear()
     yield kernels
     dispatcher.cache_clear()

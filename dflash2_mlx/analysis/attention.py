@@ -21,6 +21,7 @@ from ..buffers import RowView
 from ..drafter.attention import DrafterAttention
 from ..drafter.model import DraftModel
 from ..errors import ConfigError
+from ..kernels.few_row_attention import Sight
 from ..load import Engine
 from ..runtime import owner
 from ..targets.base import Target
@@ -52,13 +53,13 @@ class ObservedAttention(nn.Module):
         self.inner = inner
         self._shares = shares
 
-    def __call__(self, x: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
+    def __call__(self, x: mx.array, buffers: RowView, layer: int, sight: Sight) -> mx.array:
         """As `DrafterAttention.__call__`; leaves [B, H] behind."""
-        queries, _, _ = self.inner.project(x, start)
-        out = self.inner(x, buffers, layer, start, mask)
-        own = buffers.positions() >= start[:, None, None, None]
+        queries, _, _ = self.inner.project(x, sight.start)
+        out = self.inner(x, buffers, layer, sight)
+        own = buffers.positions() >= sight.start[:, None, None, None]
         self._shares.append(
-            block_share(queries, buffers.keys[layer], mask, own, scale=self.inner.head_dim**-0.5).mean(axis=-1)
+            block_share(queries, buffers.keys[layer], sight.mask, own, scale=self.inner.head_dim**-0.5).mean(axis=-1)
         )
         return out
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..config import DrafterConfig
 from ..drafter.model import DraftModel
-from ..kernels._dispatch import KernelState, dispatcher
-from ..kernels.contests import Case, codebooks_of, drafter_cases
+from ..kernels._dispatch import KernelState, dispatcher, rounding
+from ..kernels._metal_qmm import MATRIX as MATRIX_KERNEL
+from ..kernels._metal_qmm import MATRIX_ROWS
+from ..kernels._metal_qmm import TILE as TILE_KERNEL
+from ..kernels.contests import Case, Inputs, codebooks_of, drafter_cases
+from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
+from ..kernels.qmm_forms import MATRIX, TILE
+from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
 from ..runtime import owner
 
 _CALLS, _REPEATS = 8, 5
+_CONTEXT = 1024  # rows that full attention looks back on
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,62 @@ def time_kernels(drafter: DraftModel) -> list[KernelTime]:
 
 def _first_of_each(drafter: DraftModel) -> list[Case]:
     """One shape of each kernel: that of the whole block."""
-    cases = drafter_cases(drafter.config, drafter.dtype, drafter.config.block_size, codebooks_of(drafter))
-    return list({case.name: case for case in reversed(list(cases))}.values())[::-1]
+    config, dtype = drafter.config, drafter.dtype
+    cases = [
+        *drafter_cases(config, dtype, config.block_size, codebooks_of(drafter)),
+        _attention(config, dtype),
+        *_products(config, dtype),
+    ]
+    return list({case.name: case for case in reversed(cases)}.values())[::-1]
+
+
+def _attention(config: DrafterConfig, dtype: mx.Dtype) -> Case:
+    """Of one block over a context that fills a sliding layer's window, or over as many rows."""
+    rows, context, window = config.block_size, config.sliding_window or _CONTEXT, config.sliding_window
+    start = mx.array([context], dtype=mx.int32)
+    mask = mask_of(start, 0, rows, context + rows, causal=False, window=window, sink=0)
+    sight = Sight(mask, start, 0, causal=False, window=window)
+
+    def make(key: mx.array) -> Inputs:
+        heads = (1, config.num_heads, rows, config.head_dim)
+        kv = (1, config.num_kv_heads, context + rows, config.head_dim)
+        keys = mx.random.split(key, 3)
+        return tuple(mx.random.normal(s, key=own).astype(dtype) for s, own in zip((heads, kv, kv), keys, strict=True))
+
+    return Case(
+        "few_row_attention",
+        "",
+        make,
+        lambda queries, keys, values: (few_row_attention(queries, keys, values, sight),),
+        lambda queries, keys, values: (attention_twin(queries, keys, values, mask),),
+        rounding(dtype),
+    )
+
+
+def _products(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[Case]:
+    """The products with a 4-bit matrix of the MLP's size; a form that cannot be used here is left out."""
+    inputs, outputs = config.hidden_size, config.intermediate_size
+    group_size = next((size for size in (64, 32) if inputs % size == 0), None)
+    if group_size is None:
+        return
+
+    def packed(weight: mx.array, scales: mx.array, biases: mx.array) -> Packed:
+        return Packed(weight, scales, biases, group_size, 4)
+
+    def make(key: mx.array) -> Inputs:
+        rows, weights = mx.random.split(key, 2)
+        x = mx.random.normal((1, min(config.block_size, MATRIX_ROWS), inputs), key=rows).astype(dtype)
+        matrix = mx.random.normal((outputs, inputs), key=weights).astype(dtype)
+        return (x, *mx.quantize(matrix, group_size=group_size, bits=4))
+
+    def product(form: str) -> Callable[..., tuple[mx.array, ...]]:
+        return lambda x, *arrays: (run_form(form, x, packed(*arrays)),)
+
+    sample = make(mx.random.key(0))
+    for name, form in ((TILE_KERNEL, TILE), (MATRIX_KERNEL, MATRIX)):
+        if usable(dispatcher(), form, sample[0], packed(*sample[1:])):
+            twin: Callable[..., tuple[mx.array, ...]] = lambda x, *arrays: (stock_product(x, packed(*arrays)),)  # noqa: E731
+            yield Case(name, "", make, product(form), twin, rounding(dtype))
 
 
 def _milliseconds(case: Case, way: Callable[..., object]) -> float:

@@ -14,6 +14,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
+from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from .joined import Joined, join, run_joined, share
 
@@ -36,17 +37,18 @@ class DrafterAttention(nn.Module):
         self._qkv: Joined | None = None
         self._norms: mx.array | None = None
 
-    def __call__(self, x: mx.array, buffers: RowView, layer: int, start: mx.array, mask: mx.array) -> mx.array:
-        """Attend block rows at positions start.. over context and block.
+    def __call__(self, x: mx.array, buffers: RowView, layer: int, sight: Sight) -> mx.array:
+        """Attend block rows at positions sight.start.. over context and block.
 
         Shapes:
-            x:     [B, L, D], or [L, D] where B is 1
-            start: [B] int32
-            mask:  [B, 1, L, capacity] bool, from `block_mask`
+            x: [B, L, D], or [L, D] where B is 1
         """
-        queries, keys, values = self.project(x, start)
-        keys, values = buffers.write(layer, keys, values, start)
-        out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.head_dim**-0.5, mask=mask)
+        queries, keys, values = self.project(x, sight.start)
+        keys, values = buffers.write(layer, keys, values, sight.start)
+        if self._norms is None:  # as in `project`
+            out = attention_twin(queries, keys, values, sight.mask)
+        else:
+            out = few_row_attention(queries, keys, values, sight)
         return self.o_proj(out.transpose(0, 2, 1, 3).reshape(*x.shape[:-1], -1))
 
     def project(self, x: mx.array, start: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -63,6 +65,11 @@ class DrafterAttention(nn.Module):
         else:
             both = norm_rope(rows, self._norms, start, theta=self.theta, eps=self.q_norm.eps)
         return both[:, : self.heads], both[:, self.heads :], rows[:, :, turned:].transpose(0, 2, 1, 3)
+
+    @property
+    def joined(self) -> Joined | None:
+        """The one product of q, k and v, where there is one."""
+        return self._qkv
 
     def _head_norms(self) -> mx.array:
         """Norm weights of every query and key head: [Hq + Hkv, Dh]."""
@@ -81,6 +88,12 @@ class DrafterAttention(nn.Module):
         self._qkv, self._norms = join(parts), self._head_norms()
         share(self._qkv, parts)
         mx.eval(self._norms)
+
+
+def block_sight(buffers: RowView, start: mx.array, length: int, *, window: int | None, causal: bool) -> Sight:
+    """What the rows of a block see in layers of one kind; see `block_mask`."""
+    mask = block_mask(buffers.positions(), start, length, window=window, causal=causal, sink=buffers.sink)
+    return Sight(mask, start, buffers.base, causal, window, buffers.sink)
 
 
 def block_mask(

@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from ..buffers import RowView
 from ..config import DrafterConfig
+from ..kernels.few_row_attention import Sight
 from .attention import DrafterAttention
 from .conv import DynamicConv, NoConv
 from .joined import Joined, join, share
@@ -31,6 +32,11 @@ class DrafterMLP(nn.Module):
         else:
             gate, up = mx.split(self._gate_up(x), 2, axis=-1)
         return self.down_proj(nn.silu(gate) * up)
+
+    @property
+    def joined(self) -> Joined | None:
+        """The one product of gate and up, where there is one."""
+        return self._gate_up
 
     def join_weights(self) -> None:
         """Run gate and up as one product from now on; the parts become views of it."""
@@ -66,8 +72,7 @@ class DrafterLayer(nn.Module):
         next_norm: nn.RMSNorm,
         buffers: RowView,
         layer: int,
-        start: mx.array,
-        mask: mx.array,
+        sight: Sight,
     ) -> tuple[mx.array, mx.array]:
         """Run the layer on the residual stream and its norm by `input_layernorm`.
 
@@ -79,7 +84,7 @@ class DrafterLayer(nn.Module):
             the stream, and its norm by `next_norm`
         """
         mixed, delta = self.attention_conv.prepare(normed)
-        out = self.self_attn(mixed, buffers, layer, start, mask)
+        out = self.self_attn(mixed, buffers, layer, sight)
         hidden, normed = self.attention_conv.finish(out, delta, hidden, self.post_attention_layernorm)
         mixed, delta = self.mlp_conv.prepare(normed)
         return self.mlp_conv.finish(self.mlp(mixed), delta, hidden, next_norm)

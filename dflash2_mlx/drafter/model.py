@@ -20,11 +20,14 @@ import mlx.nn as nn
 from ..buffers import RowView, Written
 from ..config import DrafterConfig
 from ..kernels._dispatch import KERNELS, dispatcher
+from ..kernels.few_row_attention import Sight
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
+from ..kernels.qmm_rows import Packed
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
-from .attention import block_mask
+from ..row_layers import RowsLinear, row_layers, use_row_kernels
+from .attention import block_sight
 from .context import DrafterContext
 from .decoder import DrafterLayer
 from .joined import Joined, join, run_joined
@@ -84,6 +87,7 @@ class DraftModel(nn.Module):
         self._norms: mx.array | None = None
         self._compiled = False
         self._lender: Lender | None = None
+        self._version = 0
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -110,6 +114,7 @@ class DraftModel(nn.Module):
             keep: host count, or [B] int32
         """
         rows = taps.shape[1]
+        self._follow_races()
         context.reserve(rows)
         context.buffers.run(self.project, taps, context.length)
         context.advance(rows, keep)
@@ -151,6 +156,18 @@ class DraftModel(nn.Module):
         attention = [layer.self_attn for layer in self.layers]
         return [*(module.k_proj for module in attention), *(module.v_proj for module in attention)]
 
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; those that were joined as one."""
+        joined: list[tuple[Joined | None, list[nn.Module]]] = []
+        for layer in self.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            joined.append((attention.joined, [attention.q_proj, attention.k_proj, attention.v_proj]))
+            joined.append((mlp.joined, [mlp.gate_proj, mlp.up_proj]))
+        parts = {id(part) for whole, several in joined if whole is not None for part in several}
+        wholes = [whole.layer for whole, _ in (*joined, (self._context_kv, [])) if whole is not None]
+        layers = [layer for _, layer in row_layers(self) if id(layer) not in parts]
+        return [layer.packed() for layer in (*layers, *wholes) if isinstance(layer, RowsLinear)]
+
     def _context_norms(self) -> mx.array:
         """Norm weights of every layer's key heads: [layers x Hkv, Dh]."""
         weights = mx.stack([layer.self_attn.k_norm.weight for layer in self.layers])
@@ -170,18 +187,17 @@ class DraftModel(nn.Module):
     ) -> Written[mx.array]:
         config, length = self.config, block.shape[1]
         buffers = RowView(keys, values, base, config.sink)
-        positions = buffers.positions()
-        masks: dict[tuple[str, bool], mx.array] = {}
+        sights: dict[tuple[str, bool], Sight] = {}
         for kind in zip(config.layer_types, config.causal, strict=True):
-            if kind not in masks:
+            if kind not in sights:
                 window = config.sliding_window if kind[0] == "sliding_attention" else None
-                masks[kind] = block_mask(positions, start, length, window=window, causal=kind[1], sink=config.sink)
+                sights[kind] = block_sight(buffers, start, length, window=window, causal=kind[1])
         # Without a batch axis, every product saves folding and unfolding it.
         hidden = (block.squeeze(0) if block.shape[0] == 1 else block).astype(self.dtype)
         normed = self.layers[0].input_layernorm(hidden)
         for number, (layer, next_norm) in enumerate(zip(self.layers, self.next_norms(), strict=True)):
-            mask = masks[config.layer_types[number], config.causal[number]]
-            hidden, normed = layer(hidden, normed, next_norm, buffers, number, start, mask)
+            sight = sights[config.layer_types[number], config.causal[number]]
+            hidden, normed = layer(hidden, normed, next_norm, buffers, number, sight)
         return normed.reshape(block.shape), buffers.keys, buffers.values
 
     def next_norms(self) -> list[nn.RMSNorm]:
@@ -254,15 +270,16 @@ class DraftModel(nn.Module):
         """The draft pass with this lender's tables; compiled once for each lender, if at all."""
         if not self._compiled:
             return partial(self._draft_pass, lender)
+        self._follow_races()
         if self._lender is not lender:
             self._test_kernels(lender)
             self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
         return self._graph
 
-    def forget_graphs(self) -> None:
-        """Trace the compiled passes anew at their next use: what a kernel's dispatcher chose is fixed inside them."""
-        if self._compiled:
-            self._lender = None
+    def _follow_races(self) -> None:
+        """Compile anew where races were run since: a graph keeps the kernels it was made with."""
+        if self._compiled and self._version != dispatcher().version:
+            self._version, self._lender = dispatcher().version, None
             self.project = mx.compile(self._project)
 
     def warm_up(self, lender: Lender) -> None:
@@ -326,7 +343,8 @@ class DraftModel(nn.Module):
                 layer.mlp.join_weights()
         self._context_kv, self._norms = join(self._context_parts()), self._context_norms()
         mx.eval(self._norms)
+        use_row_kernels(self)
         if dispatcher().eager:  # kernels that run when they are called cannot be inside a graph
             return
-        self.project = mx.compile(self._project)
+        self.project, self._version = mx.compile(self._project), dispatcher().version
         self._compiled = True

@@ -36,6 +36,7 @@ class KernelCall:
         name: of the file in metal/.
         template: values fixed when Metal compiles; one compilation for each set of them.
         grid: threads in all, as `mx.fast.metal_kernel` counts.
+        header: what stands before the function, for instance an `#include`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class KernelCall:
     threadgroup: tuple[int, int, int]
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
+    header: str = ""
 
     def make(self, factory: Factory) -> Kernel:
         """The object to call; keep it, as making it scans the text."""
@@ -54,6 +56,7 @@ class KernelCall:
             input_names=list(self.inputs),
             output_names=list(self.outputs),
             source=kernel_source(self.name),
+            **({"header": self.header} if self.header else {}),
         )
 
     def run(self, kernel: Kernel, inputs: Sequence[mx.array]) -> list[mx.array]:
@@ -137,7 +140,7 @@ def top_candidates(shape: tuple[int, int], k: int, vocab_size: int) -> KernelCal
     """
     rows, size = shape
     vocab = min(vocab_size, size)
-    _check_candidates(k, vocab)
+    check_candidates(k, vocab)
     block = TOP_THREADS * TOP_EACH
     blocks = -(-vocab // block)
     lists = (rows, blocks, k)
@@ -166,7 +169,7 @@ def select_walk(shape: tuple[int, int, int, int], rank: int, sampled: bool) -> K
         shape: of the lists. At least K ids of each position's lists must be there.
     """
     batch, positions, blocks, k = shape
-    _check_candidates(k, blocks * k)
+    check_candidates(k, blocks * k)
     simdgroups = min(WALK_SIMDGROUPS, k)
     template = (
         ("K", k),
@@ -214,6 +217,7 @@ def norm_rope(shape: tuple[int, int, int, int], dtype: mx.Dtype, heads: int) -> 
     )
 
 
-def _check_candidates(k: int, available: int) -> None:
+def check_candidates(k: int, available: int) -> None:
+    """Raise ValueError where a SIMD-group has no lane for each of k, or there are fewer."""
     if not 1 <= k <= min(MAX_CANDIDATES, available):
         raise ValueError(f"candidates: got {k}, expected 1..{min(MAX_CANDIDATES, available)}")

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..config import DrafterConfig
-from . import _metal
+from . import _metal, qmm_contests, target_contests
 from ._contest import Chain, Contest
 from ._dispatch import METAL, MLX, KernelMismatch, check_equal, dispatcher, rounding
 from .conv_add_norm import conv_add_norm, conv_add_norm_twin
@@ -97,6 +97,8 @@ def contests(target: Any, drafter: Any, rows: Sequence[int]) -> list[Contest]:
         # Logits come from the target's head, in the target's type.
         head = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
         found += drafter_contests(drafter.config, drafter.dtype, rows, codebooks_of(drafter), head)
+    found += qmm_contests.contests(target, drafter, rows)
+    found += target_contests.contests(target, drafter, rows)
     return found
 
 

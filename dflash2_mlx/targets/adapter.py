@@ -8,15 +8,33 @@ layer i is the residual stream after layer i, before the final norm (DFlash 2 sp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..buffers import RowBuffers
+from ..kernels.few_row_attention import Sight
+from ..kernels.few_row_attention import wanted as few_row_wanted
+from ..kernels.qmm_rows import Packed
+from ..row_layers import RowsLinear, row_layers, trainable_product
+from .attention import attention_shape, run_attention_layer
 from .base import PassOutput, TargetSpec
 from .caches import TargetState
 
 FULL, SLIDING, RECURRENT = "full", "sliding", "recurrent"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the rows of a pass see in attention layers of one kind.
+
+    `by_kernel`: the layers are run from their parts, so that `few_row_attention` can take part.
+    """
+
+    sight: Sight
+    by_kernel: bool
 
 
 class LayerLoopTarget:
@@ -46,8 +64,12 @@ class LayerLoopTarget:
         self.layers = list(self.body.layers)
         self.kinds = tuple(kinds)
         self.window = window
-        self._head = self.body.embed_tokens.as_linear if "lm_head" not in text_model else text_model.lm_head
-        head_rows = _rows(self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head)
+        self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
+        self._head = self._table if "lm_head" in text_model else self._table.as_linear
+        head_rows = _rows(self._table)
+        # Of each kind's layers, which are alike; None where they are run by mlx-lm alone.
+        shapes = {kind: {attention_shape(layer) for layer in self._layers_of(kind)} for kind in (FULL, SLIDING)}
+        self.attention = {kind: found.pop() if len(found) == 1 else None for kind, found in shapes.items()}
         # Index of each layer among those of its kind.
         self.index = [self.kinds[:i].count(kind) for i, kind in enumerate(self.kinds)]
         self.spec = TargetSpec(
@@ -75,15 +97,15 @@ class LayerLoopTarget:
     ) -> PassOutput:
         """One pass over token ids [B, L]; see `Target.forward`."""
         rows = state.begin(ids.shape[1])
-        masks = {}
-        if FULL in self.kinds:
-            masks[FULL] = state.full.causal_mask(rows)
-        if SLIDING in self.kinds:
-            masks[SLIDING] = state.sliding.causal_mask(rows)
         hidden = self.embed_input(ids)
+        seen = {}
+        if FULL in self.kinds:
+            seen[FULL] = self._seen(FULL, state.full, rows, hidden.dtype, state)
+        if SLIDING in self.kinds:
+            seen[SLIDING] = self._seen(SLIDING, state.sliding, rows, hidden.dtype, state)
         tapped = []
         for number, (layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
-            hidden = self.run_layer(layer, kind, self.index[number], hidden, masks.get(kind), state)
+            hidden = self.run_layer(layer, kind, self.index[number], hidden, seen.get(kind), state)
             if number in taps:
                 tapped.append(hidden)
         if last_only:
@@ -100,15 +122,43 @@ class LayerLoopTarget:
     def head(self, hidden: mx.array) -> mx.array:
         return self._head(hidden)
 
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        return trainable_product(self._table, hidden)
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; the table only where it is the head.
+
+        Layers of experts are MLX's own and not among them.
+        """
+        layers = [layer for _, layer in row_layers(self.text_model)]
+        used = [layer for layer in layers if isinstance(layer, RowsLinear) or layer is self._table]
+        return [layer.packed() for layer in used]
+
+    def _layers_of(self, kind: str) -> list[nn.Module]:
+        return [layer for layer, own in zip(self.layers, self.kinds, strict=True) if own == kind]
+
+    def _seen(self, kind: str, buffers: RowBuffers, rows: mx.array, dtype: mx.Dtype, state: TargetState) -> Seen:
+        sight = Sight(buffers.causal_mask(rows), state.length, buffers.base, window=buffers.window)
+        shape, (batch, length) = self.attention[kind], rows.shape
+        if shape is None:
+            return Seen(sight, False)
+        queries = (batch, shape.heads, length, shape.dim)
+        keys = (batch, shape.kv_heads, buffers.capacity, shape.dim)
+        return Seen(sight, few_row_wanted(queries, keys, dtype, buffers.window))
+
     # What a family may do differently.
 
     def embed_input(self, ids: mx.array) -> mx.array:
         return self.body.embed_tokens(ids)
 
     def run_layer(
-        self, layer: nn.Module, kind: str, index: int, hidden: mx.array, mask: mx.array | None, state: TargetState
+        self, layer: nn.Module, kind: str, index: int, hidden: mx.array, seen: Seen | None, state: TargetState
     ) -> mx.array:
-        return layer(hidden, mask=mask, cache=state.attention_cache(kind, index))
+        assert seen is not None, "only recurrent layers see nothing"
+        cache = state.attention_cache(kind, index)
+        if seen.by_kernel:
+            return run_attention_layer(layer, hidden, cache, seen.sight)
+        return layer(hidden, mask=seen.sight.mask, cache=cache)
 
     def finish_logits(self, logits: mx.array) -> mx.array:
         return logits

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..buffers import RowBuffers, own_copy
-from .gated_delta import GatedDeltaState, GatedDeltaTape
+from .gated_delta import AnyState, GatedDeltaState, Tape
 
 REMEMBERED_PASSES = 2  # the round being read and the one in flight
 
@@ -24,7 +24,7 @@ class PassRecord:
 
     start: mx.array  # [B] int32
     rows: int
-    tapes: list[GatedDeltaTape] = field(default_factory=list)
+    tapes: list[Tape] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TargetState:
         self.upper = 0
         self.full = RowBuffers(full_layers, batch)
         self.sliding = RowBuffers(sliding_layers, batch, window)
-        self.recurrent: list[GatedDeltaState | None] = [None] * recurrent_layers
+        self.recurrent: list[AnyState | None] = [None] * recurrent_layers
         self.passes: deque[PassRecord] = deque(maxlen=REMEMBERED_PASSES)
 
     def begin(self, rows: int) -> mx.array:

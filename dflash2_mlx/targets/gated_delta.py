@@ -10,11 +10,15 @@ Reference: Yang et al., "Gated Delta Networks" (2024); mlx_lm.models.qwen3_5.Gat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
+
+from ..kernels.gated_delta_verify import Rows, gated_delta_verify, recurrence
+from ..kernels.gated_delta_verify import wanted as verify_wanted
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,31 @@ class GatedDeltaState:
 
     def arrays(self) -> list[mx.array]:
         return [self.conv, self.recurrent]
+
+
+@dataclass(frozen=True)
+class UnsettledState:
+    """A state whose kept rows are still to be applied: the next verify pass does so on its way.
+
+    Shapes: conv as above; before [B, Hv, Dv, Dk] float32, to which the first keep [B] int32 of the rows are applied
+    """
+
+    conv: mx.array
+    before: mx.array
+    rows: Rows
+    keep: mx.array
+
+    @cached_property
+    def recurrent(self) -> mx.array:
+        """What the kernel would store; built only where somebody else than the kernel asks."""
+        kept = mx.arange(self.rows.k.shape[1], dtype=mx.int32)[None] < self.keep[:, None]
+        return recurrence(self.rows, self.before, kept)[1]
+
+    def arrays(self) -> list[mx.array]:
+        return [self.conv, self.recurrent]
+
+
+AnyState = GatedDeltaState | UnsettledState
 
 
 @dataclass(frozen=True)
@@ -68,6 +97,27 @@ class GatedDeltaTape:
         return GatedDeltaState(_rows_from(self.conv_input, keep, self.before.conv.shape[1]), recurrent)
 
 
+@dataclass(frozen=True)
+class VerifyTape:
+    """The same of a pass that `gated_delta_verify` ran: its rows are applied by whoever comes next."""
+
+    rows: Rows
+    conv_input: mx.array
+    before: GatedDeltaState
+
+    def commit(self, keep: int | mx.array, rows: int) -> AnyState:
+        """State after the first `keep` rows; costs nothing until it is needed."""
+        if isinstance(keep, int):
+            if keep == 0:
+                return self.before
+            keep = mx.full((self.conv_input.shape[0],), keep, dtype=mx.int32)
+        conv = _rows_from(self.conv_input, keep, self.before.conv.shape[1])
+        return UnsettledState(conv, self.before.recurrent, self.rows, keep)
+
+
+Tape = GatedDeltaTape | VerifyTape
+
+
 def _rows_from(rows: mx.array, start: mx.array, count: int) -> mx.array:
     """`count` rows of [B, L, C] from a start per sequence."""
     if rows.shape[0] == 1:
@@ -76,9 +126,12 @@ def _rows_from(rows: mx.array, start: mx.array, count: int) -> mx.array:
     return mx.take_along_axis(rows, index[..., None], axis=1)
 
 
-def gated_delta_pass(
-    layer: GatedDeltaNet, x: mx.array, state: GatedDeltaState | None
-) -> tuple[mx.array, GatedDeltaTape]:
+def layer_shape(layer: GatedDeltaNet) -> tuple[int, int, int, int]:
+    """Value heads, key heads, value size, key size."""
+    return layer.num_v_heads, layer.num_k_heads, layer.head_v_dim, layer.head_k_dim
+
+
+def gated_delta_pass(layer: GatedDeltaNet, x: mx.array, state: AnyState | None) -> tuple[mx.array, Tape]:
     """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass."""
     batch, length, _ = x.shape
     if state is None:
@@ -96,8 +149,25 @@ def gated_delta_pass(
     k = k.reshape(batch, length, layer.num_k_heads, layer.head_k_dim)
     v = v.reshape(batch, length, layer.num_v_heads, layer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
-    out, recurrent = gated_delta_update(q, k, v, a, b, layer.A_log, layer.dt_bias, state.recurrent)
-    after = GatedDeltaState(mx.contiguous(conv_input[:, length:]), recurrent)
-    tape = GatedDeltaTape(layer, q, k, v, a, b, conv_input, state, after)
+    tape: Tape
+    if verify_wanted((batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim), k.shape, v.dtype):
+        rows = Rows(q, k, v, compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
+        out, before = _verify(state, rows)
+        tape = VerifyTape(rows, conv_input, before)
+    else:
+        before = GatedDeltaState(state.conv, state.recurrent)
+        out, recurrent = gated_delta_update(q, k, v, a, b, layer.A_log, layer.dt_bias, before.recurrent)
+        after = GatedDeltaState(mx.contiguous(conv_input[:, length:]), recurrent)
+        tape = GatedDeltaTape(layer, q, k, v, a, b, conv_input, before, after)
     out = layer.out_proj(layer.norm(out, z).reshape(batch, length, -1))
     return out, tape
+
+
+def _verify(state: AnyState, rows: Rows) -> tuple[mx.array, GatedDeltaState]:
+    """Outputs of the rows, and the state before them."""
+    if isinstance(state, UnsettledState):
+        out, settled = gated_delta_verify(state.before, state.rows, state.keep, rows)
+        return out, GatedDeltaState(state.conv, settled)
+    # Nothing to apply first: any rows do, as none of them is kept.
+    out, settled = gated_delta_verify(state.recurrent, rows, mx.zeros((rows.k.shape[0],), dtype=mx.int32), rows)
+    return out, GatedDeltaState(state.conv, settled)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .adapter import FULL, RECURRENT, LayerLoopTarget
+from .adapter import FULL, RECURRENT, LayerLoopTarget, Seen
 from .caches import TargetState
 from .gated_delta import gated_delta_pass
 
@@ -26,10 +26,10 @@ class Qwen3_5Target(LayerLoopTarget):
         )
 
     def run_layer(
-        self, layer: nn.Module, kind: str, index: int, hidden: mx.array, mask: mx.array | None, state: TargetState
+        self, layer: nn.Module, kind: str, index: int, hidden: mx.array, seen: Seen | None, state: TargetState
     ) -> mx.array:
         if kind == FULL:
-            return super().run_layer(layer, kind, index, hidden, mask, state)
+            return super().run_layer(layer, kind, index, hidden, seen, state)
         mixed, tape = gated_delta_pass(layer.linear_attn, layer.input_layernorm(hidden), state.recurrent[index])
         state.passes[-1].tapes.append(tape)
         hidden = hidden + mixed

@@ -74,8 +74,6 @@ def adopt(engine: Engine, record: TuneRecord) -> None:
     dispatcher().adopt(record.winners)
     if record.costs is not None:
         engine.costs.adopt(record.costs, KEPT)
-    if record.winners and engine.drafter is not None:
-        engine.drafter.forget_graphs()
 
 
 def tune(engine: Engine, folder: TuneFolder | None = None) -> Generator[Progress, None, TuneRecord]:
@@ -111,8 +109,6 @@ def tuning(engine: Engine) -> Steps:
         what = Progress(sum(sizes[:number]), total, f"{contest.kernel} {contest.key}")
         races.append((yield from _slices(racing(contest), what)))
     dispatcher().adopt({(race.kernel, race.key): race.winner for race in races})
-    if engine.drafter is not None:
-        engine.drafter.forget_graphs()  # passes are timed with the winners
     what = Progress(sum(sizes), total, "passes by rows")
     costs = yield from _slices(measuring_costs(engine.target, engine.drafter, rows, deep=deep), what)
     yield Progress(total, total, "done")

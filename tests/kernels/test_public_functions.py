@@ -6,12 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dflash2_mlx import rng
+from dflash2_mlx.config import SamplingConfig
 from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels.accept import Drafted, accept, accept_twin
+from dflash2_mlx.kernels.accept import wanted as accept_wanted
 from dflash2_mlx.kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from dflash2_mlx.kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
+from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_twin, gated_delta_verify
 from dflash2_mlx.kernels.norm_rope import norm_rope, norm_rope_twin
 from dflash2_mlx.kernels.select_walk import Selector, select, select_twin
-from dflash2_mlx.kernels.top_candidates import candidate_lists
+from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
 
 BATCH, ROWS, CHANNELS, GROUP = 2, 5, 24, 4
 
@@ -86,6 +92,64 @@ def test_select(metal, temperature, multiplier, cap):
     assert ran_on_metal("select_walk") and ran_on_metal("top_candidates")
 
 
+@pytest.mark.parametrize(("causal", "window", "sink"), [(True, None, 0), (True, 6, 0), (False, 6, 3)])
+@pytest.mark.parametrize("capacity", [40, 140])
+@pytest.mark.parametrize("traced", [True, False])
+def test_few_row_attention(metal, causal, window, sink, capacity, traced):
+    base = 0 if window is None else 11
+    queries, keys, values = (random(1, heads, n, 16, seed=n) for heads, n in ((4, 3), (2, capacity), (2, capacity)))
+    start = mx.array([base + 30], dtype=mx.int32)
+    mask = mask_of(start, base, 3, capacity, causal=causal, window=window, sink=sink)
+    sight = Sight(mask, start, mx.array(base) if traced else base, causal, window, sink)
+    close(few_row_attention(queries, keys, values, sight), attention_twin(queries, keys, values, mask))
+    assert ran_on_metal("few_row_attention")
+
+
+@pytest.mark.parametrize("keep", [0, 2, 4])
+def test_gated_delta_verify(metal, keep):
+    def side(seed: int, rows: int) -> Rows:
+        q, k = (random(1, rows, 2, 32, seed=seed + n) / 6 for n in (0, 1))
+        v, g, beta = (
+            random(1, rows, 4, 5, seed=seed + 2),
+            random(1, rows, 4, seed=seed + 3),
+            random(1, rows, 4, seed=seed),
+        )
+        return Rows(q, k, v, mx.sigmoid(g), mx.sigmoid(beta))
+
+    state, old, new, count = random(1, 4, 5, 32), side(10, 4), side(20, 3), mx.array([keep], dtype=mx.int32)
+    got, want = gated_delta_verify(state, old, count, new), gated_delta_twin(state, old, count, new)
+    for mine, theirs in zip(got, want, strict=True):
+        close(mine, theirs)
+    assert ran_on_metal("gated_delta_verify")
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 5}, {"top_k": 5, "top_p": 0.6}, {"top_k": 8, "min_p": 0.2, "temperature": 2.0}],
+    ids=["k", "p", "min"],
+)
+def test_accept(metal, dtype, settings):
+    logits = (2 * random(40, 4, 50)).astype(dtype)
+    candidates, values = top_candidates(logits[:, :-1] + random(40, 3, 50, seed=1).astype(dtype), 6)
+    drafted = Drafted(candidates[..., 0], candidates, mx.softmax(values, axis=-1))
+    start, keys = mx.arange(40, dtype=mx.int32), rng.base_keys(2)
+    sampling = SamplingConfig(**{"temperature": 0.7, **settings})
+    got, want = (rule(logits, start, drafted, sampling, keys) for rule in (accept, accept_twin))
+    np.testing.assert_array_equal(got.num_accepted, want.num_accepted)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    assert ran_on_metal("accept")
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {}, {"top_k": 33}, {"top_k": 50}, {"min_p": 0.1}])
+def test_accept_leaves_to_the_twin_what_needs_the_vocabulary(metal, settings):
+    sampling = SamplingConfig(temperature=0.7, **settings)
+    assert not accept_wanted(sampling, 50, 6)
+    assert accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 50, 6)
+    assert not accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 50, 33)
+
+
 def test_every_kernel_has_its_test_here():
     tested = {name.removeprefix("test_") for name in globals()}
-    assert set(KERNELS) - {"top_candidates", "select_walk"} <= tested
+    products = {name for name in KERNELS if name.startswith("qmm_")}  # in test_qmm_rows.py
+    assert set(KERNELS) - {"top_candidates", "select_walk"} - products <= tested

@@ -102,9 +102,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
         tested = "tested here" if state["tested"] else "not tested"
         reason = f" ({state['reason']})" if state["reason"] else ""
         rule = f"by {len(state['races'])} races" if state["races"] else "by default"
-        lines.append(f"kernel     {state['name']:15} {state['runs']:5} {rule}, {tested}{reason}")
+        lines.append(f"kernel     {state['name']:18} {state['runs']:5} {rule}, {tested}{reason}")
     for timed in found["kernel_times"]:
-        lines.append(f"time       {timed['name']:15} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
+        lines.append(f"time       {timed['name']:18} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
     lines += overview_lines(found["tuning"])
     if found["tuned"] is not None:
         lines += ["", *race_lines(found["tuned"])] if found["tuned"]["races"] else []

@@ -1,0 +1,112 @@
+"""From the target's logits to what a sampled verify pass keeps of its proposal, and the token it adds.
+
+Owns: the twin (probabilities, noise and rejection over the whole vocabulary), and the choice between it and
+metal/accept.metal, which looks at the best logits alone and makes the noise of those ids only. It can do so where the
+filters begin with top-k; the numbers are those of the twin's generator. Knows nothing of sessions.
+
+Reference: Leviathan et al. (2023); DFlash 2 specification 4.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .. import rng
+from ..acceptance import Acceptance, accept_sampled
+from ..config import SamplingConfig
+from ..rng import Purpose
+from ..sampling import log_probabilities
+from . import _target_calls
+from ._dispatch import METAL, KernelMismatch, dispatcher
+from ._metal import MAX_CANDIDATES, KernelCall
+from .top_candidates import candidate_lists
+
+NAME = "accept"
+OURS, STOCK = "metal", "mlx"  # contenders of a race
+_TEST_NUMBERS = 2**22  # logits of a self-test
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Shapes: tokens [B, N] int32; candidates [B, N, K] int32, distinct; q [B, N, K] float32, see `Proposal`."""
+
+    tokens: mx.array
+    candidates: mx.array
+    q: mx.array
+
+
+def accept(logits: mx.array, start: mx.array, drafted: Drafted, sampling: SamplingConfig, keys: mx.array) -> Acceptance:
+    """Rejection sampling of one verify pass.
+
+    Shapes:
+        logits: [B, N + 1, V] after bias and penalties, any floating dtype; row i decides about position start + 1 + i
+        start:  [B] int32
+        keys:   [4, 2] uint32, from `rng.base_keys`
+    """
+    vocab, width = logits.shape[-1], drafted.candidates.shape[-1]
+    if wanted(sampling, vocab, width):
+        inputs = _inputs(logits, start, drafted, sampling, keys)
+        call = _target_calls.accept(inputs[0].shape, width, vocab)
+        if dispatcher().passes(call, inputs, lambda: _self_test(call, logits.dtype, vocab, width)):
+            return Acceptance(*dispatcher().run(call, inputs))
+    return accept_twin(logits, start, drafted, sampling, keys)
+
+
+def accept_twin(
+    logits: mx.array, start: mx.array, drafted: Drafted, sampling: SamplingConfig, keys: mx.array
+) -> Acceptance:
+    """The twin."""
+    log_p = log_probabilities(logits.astype(mx.float32), sampling)
+    rows, vocab = log_p.shape[1:]
+    positions = start[:, None] + mx.arange(1, rows + 1, dtype=mx.int32)
+    uniforms = rng.uniform(keys, Purpose.ACCEPT, positions[:, :-1], 1)[..., 0]
+    residual = rng.gumbel(keys, Purpose.RESIDUAL, positions, vocab)
+    return accept_sampled(drafted.tokens, drafted.candidates, drafted.q, log_p, uniforms, residual)
+
+
+def wanted(sampling: SamplingConfig, vocab_size: int, width: int) -> bool:
+    """Whether the kernel should run for these settings and this many candidates of the drafter."""
+    if not 0 < sampling.top_k <= min(MAX_CANDIDATES, vocab_size - 1) or not 0 < width <= MAX_CANDIDATES:
+        return False
+    kernels = dispatcher()
+    if not kernels.wants_metal(NAME):
+        return False
+    key = f"top {sampling.top_k} of {vocab_size}, {width} candidates"
+    return kernels.wanted[NAME] == METAL or kernels.winner(NAME, key) != STOCK
+
+
+def _inputs(
+    logits: mx.array, start: mx.array, drafted: Drafted, sampling: SamplingConfig, keys: mx.array
+) -> tuple[mx.array, ...]:
+    temperature = sampling.temperature
+    if logits.dtype == mx.float32:
+        # Division may make neighbouring float32 numbers equal, and then the lower id counts, as everywhere.
+        logits, temperature = logits / temperature, 1.0
+    lists = candidate_lists(logits, sampling.top_k)
+    settings = mx.array([temperature, sampling.top_p, sampling.min_p], dtype=mx.float32)
+    return lists.values, lists.ids, drafted.tokens, drafted.candidates, drafted.q, start, keys, settings
+
+
+def _self_test(call: KernelCall, dtype: mx.Dtype, vocab: int, width: int) -> None:
+    """As many sequences as memory bears; few different logits, so that ties occur."""
+    top_k, rows = dict(call.template)["K"], call.output_shapes[1][1]
+    batch = max(2, min(48, _TEST_NUMBERS // (rows * vocab)))
+    keys = mx.random.split(mx.random.key(0), 3)
+    logits = (mx.round(mx.random.normal((batch, rows, vocab), key=keys[0]) * 8) / 8).astype(dtype)
+    # Where the drafter has more candidates than the target allows, some are refused for certain.
+    candidates = candidate_lists(logits[:, :-1], width).merged().ids[:, :, 0]
+    scores = mx.random.normal(candidates.shape, key=keys[1])
+    chosen = mx.argmax(scores + mx.random.gumbel(scores.shape, key=keys[2]), axis=-1, keepdims=True)
+    tokens = mx.take_along_axis(candidates, chosen, axis=-1)[..., 0]
+    sampling = SamplingConfig(temperature=0.7, top_k=top_k, top_p=0.9, min_p=0.02)
+    what = (logits, mx.arange(batch, dtype=mx.int32) * 1000, Drafted(tokens, candidates, mx.softmax(scores, axis=-1)))
+    seeds = rng.base_keys(3)
+    inputs = _inputs(*what, sampling, seeds)
+    count, got = dispatcher().run(_target_calls.accept(inputs[0].shape, width, vocab), inputs)
+    want = accept_twin(*what, sampling, seeds)
+    same = (count == want.num_accepted) & (got == want.tokens).all(axis=1)
+    # Sums in another order may turn one decision in very many.
+    if not (same.sum() >= batch - batch // 16).item():
+        raise KernelMismatch(f"{NAME}: other tokens than the twin's")

@@ -1,0 +1,85 @@
+"""When few_row_attention runs: by rows, sizes, wish, race, and what MLX has of its own. Nothing is run."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from dflash2_mlx.kernels import _dispatch
+from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels.few_row_attention import fused_by_mlx, race_key, wanted
+
+LARGE = {"heads": 24, "kv_heads": 4, "dim": 256}  # six query heads for each K/V head
+
+
+def asked(
+    rows=8, heads=24, kv_heads=4, dim=256, capacity=4096, dtype=mx.bfloat16, window=None, *, key=False
+) -> bool | str:
+    shapes = (1, heads, rows, dim), (1, kv_heads, capacity, dim)
+    return (race_key if key else wanted)(*shapes, dtype, window)
+
+
+@pytest.fixture
+def some_metal(monkeypatch):
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: None, False))
+    dispatcher.cache_clear()
+
+
+def test_never_without_metal():
+    assert not asked()
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "dim", "fused"),
+    [
+        *[(8, 4, dim, True) for dim in (64, 128, 256)],
+        *[(8, 5, dim, False) for dim in (64, 128, 256)],
+        (2, 16, 128, True), (2, 17, 128, False),
+        (4, 1, 80, False), (9, 8, 80, True), (9, 1, 128, True), (9, 1, 256, False),
+    ],
+)  # fmt: skip
+def test_what_mlx_has_a_kernel_for(rows, share, dim, fused):
+    assert fused_by_mlx(rows, share, dim) is fused
+
+
+def test_before_a_race_it_runs_where_mlx_has_no_kernel(some_metal):
+    assert asked(rows=6) and asked(rows=16)
+    assert not asked(rows=5)  # 5 x 6 query rows
+    assert not asked(rows=16, dim=128)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rows": 1}, {"rows": 17}, {"dim": 320}, {"dtype": mx.float64}, {"capacity": 2**22}]
+)
+def test_what_it_cannot_do(some_metal, monkeypatch, changes):
+    monkeypatch.setenv("DFLASH2_KERNELS", "metal")
+    dispatcher.cache_clear()
+    assert asked(rows=2) and asked(rows=5)
+    assert not asked(**changes)
+
+
+def test_a_race_decides_for_its_own_shape_alone(some_metal):
+    dispatcher().adopt({("few_row_attention", asked(rows=8, key=True)): "mlx"})
+    dispatcher().adopt({("few_row_attention", asked(rows=3, key=True)): "metal"})
+    assert not asked(rows=8) and asked(rows=3)
+    assert not asked(rows=8, capacity=9000) and asked(rows=8, capacity=300)  # a short context is another race
+    assert asked(rows=7) and not asked(rows=4)
+
+
+def test_by_name_a_race_does_not_matter(some_metal, monkeypatch):
+    monkeypatch.setenv("DFLASH2_KERNELS", "metal")
+    dispatcher.cache_clear()
+    dispatcher().adopt({("few_row_attention", asked(rows=8, key=True)): "mlx"})
+    assert asked(rows=8)
+
+
+def test_keys_of_races_tell_shapes_apart():
+    keys = {
+        asked(**changes, key=True)
+        for changes in (
+            {}, {"rows": 7}, {"heads": 8}, {"kv_heads": 2}, {"dim": 128}, {"capacity": 100}, {"dtype": mx.float16},
+            {"window": 512}, {"window": 1024},
+        )
+    }  # fmt: skip
+    assert len(keys) == 9
+    assert asked(key=True) == "24/4 heads of 256 bfloat16 rows 8 context beyond 2048"

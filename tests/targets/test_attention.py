@@ -1,0 +1,88 @@
+"""Attention layers run from their parts: the very numbers of mlx-lm's own layers."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.targets import adapter
+from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401
+from tests.tiny import TARGET_CONFIGS, make_tiny_target
+
+# More rows than a few, so that only the block's pass may run the kernel.
+PROMPT = mx.array([[3, 5, 9, 100, 20, 77, 8, 41, 150, 2, 33, 60, 7, 12, 90, 4, 44, 101]], dtype=mx.int32)
+BLOCK = mx.array([[7, 8, 120, 9, 64]], dtype=mx.int32)
+
+
+def verify(family: str, rows: int = 5, batch: int = 1) -> list[mx.array]:
+    """Logits and buffers after a prompt and a pass of a few rows."""
+    target = make_tiny_target(family)
+    state = target.new_state(batch)
+    if batch == 1:  # so long that sliding buffers drop rows
+        for end in (18, 36, 54):
+            target.forward(PROMPT + end, state)
+            target.commit(state, 18)
+            state.forget_future(end)
+        assert state.sliding.num_layers == 0 or state.sliding.base > 0
+    else:
+        target.forward(mx.concatenate([PROMPT, PROMPT + 1]), state)
+        target.commit(state, mx.array([18, 15]))
+    out = target.forward(mx.broadcast_to(BLOCK[:, :rows], (batch, rows)), state, taps=(1,))
+    return [out.logits, out.taps, *state.arrays()]
+
+
+@pytest.mark.parametrize("family", TARGET_CONFIGS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_layers_from_their_parts_equal_mlx_lms(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = verify(family, batch=batch)
+    ran = []
+    layer = adapter.run_attention_layer
+    monkeypatch.setattr(adapter, "run_attention_layer", lambda *a: ran.append(1) or layer(*a))
+    # Only the adapter is told so: the operation itself takes its twin, as there is no Metal.
+    monkeypatch.setattr(adapter, "few_row_wanted", lambda queries, *_: queries[2] == 5)
+    ours = verify(family, batch=batch)
+    assert ran
+    for mine, theirs in zip(ours, stock, strict=True):
+        np.testing.assert_array_equal(np.array(mine), np.array(theirs))
+
+
+@pytest.mark.parametrize("family", ["llama_sliding", "ministral3", "qwen3_5", "muse_glimmer"])
+def test_with_the_kernel_only_rounding_differs(family: str, request: pytest.FixtureRequest) -> None:
+    stock = verify(family)
+    request.getfixturevalue("metal")
+    ours = verify(family)
+    (state,) = (state for state in dispatcher().states() if state.name == "few_row_attention")
+    assert state.tested and state.runs == "metal"
+    np.testing.assert_allclose(np.array(ours[0]), np.array(stock[0]), rtol=0, atol=2e-4)
+    assert not np.array_equal(np.array(ours[0]), np.array(stock[0])), "the kernel did not run"
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_without_metal_mlx_lm_runs_its_layers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> mx.array:
+        raise AssertionError
+
+    monkeypatch.setattr(adapter, "run_attention_layer", never)
+    verify("qwen3", rows)
+
+
+def test_a_single_row_is_mlx_lms(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(adapter, "run_attention_layer", None)
+    verify("qwen3", 1)
+
+
+def test_layers_of_another_class_stay_mlx_lms(metal: None) -> None:  # noqa: F811
+    target = make_tiny_target("qwen3")
+    layer = target.layers[0]
+
+    class Other(type(layer)):  # type: ignore[misc]
+        pass
+
+    assert adapter.attention_shape(layer) is not None
+    layer.__class__ = Other
+    assert adapter.attention_shape(layer) is None
+    layer.__class__ = Other.__bases__[0]
+    layer.self_attn.scale *= 2
+    assert adapter.attention_shape(layer) is None
