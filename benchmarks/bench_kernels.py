@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -28,13 +29,17 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
+from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
 from dflash2_mlx.kernels.norm_rope import norm_rope
+from dflash2_mlx.kernels.qmm_forms import MATRIX, STOCK, TILE
+from dflash2_mlx.kernels.qmm_rows import random_product, run_form, usable
 from dflash2_mlx.kernels.select_walk import Selector, edge_scores, select, select_walk
 from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
 from tests.kernels.test_norm_rope_metal import SHAPES as HEAD_SHAPES
+from tests.kernels.test_qmm_rows_metal import STORAGES
 from tests.kernels.test_select_walk import SHAPES as WALK_SHAPES
 from tests.kernels.test_top_candidates import COUNTS, SIZES
 
@@ -81,6 +86,17 @@ def heads_case(label: str, batch: int, rows: int, available: int, heads: int, di
     x, norms = random(batch, rows, available, dim), random(heads, dim, seed=1)
     start = mx.full((batch,), 100, dtype=mx.int32)
     return Case("norm_rope", label, lambda: norm_rope(x, norms, start, theta=1e6, eps=1e-6))
+
+
+def product_cases(
+    label: str, rows: int, inputs: int, outputs: int, group_size: int = 64, bits: int = 4
+) -> Iterator[Case]:
+    """A quantized product as MLX does it, and in those of our forms that run here."""
+    packed, x = random_product((rows, inputs, outputs), group_size, bits, mx.float32), random(rows, inputs)
+    mx.eval(packed.weight, packed.scales, packed.biases)
+    for form in (STOCK, TILE, MATRIX):
+        if usable(dispatcher(), form, x, packed):
+            yield Case(f"qmm_rows, {form}", label, partial(run_form, form, x, packed))
 
 
 def candidates_case(label: str, rows: tuple[int, ...], vocab: int, top_k: int) -> Case:
@@ -130,6 +146,8 @@ def cases(which: str) -> Iterator[Case]:
             yield from conv_cases(str(shape), *shape)
         for heads in HEAD_SHAPES:
             yield heads_case(str(heads), 2, 5, *heads)
+        for storage in STORAGES:
+            yield from product_cases(str(storage), 5, *storage)
         for size in SIZES:
             for top_k in COUNTS:
                 if top_k <= size:
@@ -140,6 +158,7 @@ def cases(which: str) -> Iterator[Case]:
         for name, (rows, hidden, vocab, rank) in MODELS.items():
             yield from conv_cases(name, 1, rows, hidden, TAPS, GROUP)
             yield heads_case(name, 1, rows, *HEADS[name])
+            yield from product_cases(name, rows, hidden, 4 * hidden)
             yield candidates_case(name, (1, rows - 1), vocab, TOP_K)
             yield from walk_cases(name, 1, rows - 1, vocab, rank, TOP_K)
             yield from selector_cases(name, rows - 1, vocab, rank)

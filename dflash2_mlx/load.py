@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,11 @@ from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
 from .kernels._dispatch import dispatcher
+from .kernels.qmm_rows import EXACT_ROWS
 from .layout import on_cpu, store_for_device
 from .memory import Precision
 from .pairing import check_target_config, checked_drafter
+from .row_layers import EXACT, FAST, check_exactness_word, refuse_exactness_early
 from .runtime import owner
 from .targets.base import Target
 from .targets.registry import describe_quantization, make_target, text_config
@@ -47,8 +49,9 @@ class Engine:
     """Loaded weights and tokenizer; never changed, shared by any number of sessions.
 
     `row_cost_note` is set where this back-end makes a row cost about the same alone or in a block, so that
-    acceptance can be read but speed cannot. `target_config` is the target's parsed `config.json`. `fingerprint` is
-    the same for the same files loaded in the same way. `costs` are measured when something first asks for them.
+    acceptance can be read but speed cannot. `exactness` is "fast" or "exact", as loaded. `target_config` is the
+    target's parsed `config.json`. `fingerprint` is the same for the same files loaded in the same way. `costs` are
+    measured when something first asks for them.
     """
 
     target: Target
@@ -58,6 +61,7 @@ class Engine:
     drafter_name: str | None
     stop_token_ids: frozenset[int]
     row_cost_note: str | None = None
+    exactness: str = FAST
     target_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     fingerprint: str = field(default_factory=unique_fingerprint, repr=False)
     costs: CostTable = field(default_factory=CostTable, repr=False, compare=False)
@@ -82,6 +86,7 @@ def load(
     drafter_dtype: str = "auto",
     draft_window: int | None = None,
     draft_sink: int = 0,
+    exactness: str = FAST,
 ) -> Engine:
     """Load a target and, if named, its drafter.
 
@@ -96,11 +101,14 @@ def load(
             but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
         draft_window: positions the drafter sees, block_size up to the checkpoint's window; None keeps that.
         draft_sink: first positions of the sequence that it sees besides, at most as many as its window.
+        exactness: "fast" multiplies each number of rows in the quickest way; "exact" runs every linear layer of the
+            target by one kernel whose results do not depend on how many rows a pass has (quantized targets, on Metal).
     Raises:
         CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
     """
     _check_dtype("target_dtype", target_dtype)
     _check_dtype("drafter_dtype", drafter_dtype)
+    exact = check_exactness_word(exactness)
     mini = str(target) == MINI
     if drafter is None and not mini:
         _refuse(draft_bits=draft_bits, draft_window=draft_window, draft_sink=draft_sink or None)
@@ -109,18 +117,23 @@ def load(
 
     config = read_config(find_config(source))
     check_target_config(config)
+    if exact:
+        refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None
     if draft_source is not None:
         draft_folder, draft_config = checked_drafter(draft_source, config, draft_bits, draft_group_size)
         draft_config = narrow_view(draft_config, draft_window, draft_sink)
         draft = _DrafterFiles(draft_folder, draft_config, draft_bits, draft_group_size, drafter_dtype)
+        _check_rows(exactness, draft_config)
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
 
     # Downloads stay in the caller's thread (Ctrl-C ends them); only MLX's work moves to its owner.
-    target_model, draft_model = owner().call(lambda: _read_weights(folder, config, target_dtype, draft))
-    how = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
+    target_model, draft_model = owner().call(lambda: _read_weights(folder, config, target_dtype, draft, exact))
+    how: tuple[object, ...] = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
+    if exact:
+        how = (*how, exactness)
     return Engine(
         target=target_model,
         drafter=draft_model,
@@ -129,6 +142,7 @@ def load(
         drafter_name=drafter_name,
         stop_token_ids=frozenset(tokenizer.eos_token_ids),
         row_cost_note=_row_cost_note(describe_quantization(config), target_dtype),
+        exactness=exactness,
         target_config=config,
         fingerprint=fingerprint([folder, *([draft.folder] if draft else [])], (*how, str(mx.default_device()))),
     )
@@ -179,10 +193,20 @@ def _drafter_source(drafter: str | Path | None, mini: bool) -> tuple[str | Path 
 
 
 def _read_weights(
-    folder: Path, config: Mapping[str, Any], target_dtype: str, draft: _DrafterFiles | None
+    folder: Path, config: Mapping[str, Any], target_dtype: str, draft: _DrafterFiles | None, exact: bool
 ) -> tuple[Target, DraftModel | None]:
-    target = make_target(_load_target(folder, target_dtype), config)
-    return target, None if draft is None else draft.read(target)
+    target = make_target(_load_target(folder, target_dtype), config, exact=exact)
+    drafter = None if draft is None else draft.read(target)
+    _warm_up(target, [*([1] if exact else []), *([] if drafter is None else [drafter.config.block_size])])
+    return target, drafter
+
+
+def _warm_up(target: Target, widths: Sequence[int]) -> None:
+    """Run passes of these rows, so that no test and no compilation of a kernel falls into a reply."""
+    if not target.quantized_matrices():  # none of our kernels is in it
+        return
+    for rows in widths:
+        mx.eval(target.forward(mx.zeros((1, rows), dtype=mx.int32), target.new_state()).logits)
 
 
 def with_drafter(
@@ -195,8 +219,18 @@ def with_drafter(
     """
     source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
     folder, config = checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
+    _check_rows(engine.exactness, config)
     files = _DrafterFiles(folder, config, draft_bits, draft_group_size)
     return replace(engine, drafter=owner().call(lambda: files.read(engine.target)), drafter_name=str(drafter))
+
+
+def _check_rows(exactness: str, config: DrafterConfig) -> None:
+    """Exactness covers passes up to a number of rows."""
+    if exactness == EXACT and config.block_size > EXACT_ROWS:
+        raise SettingError(
+            f"exactness: got 'exact', expected 'fast': the drafter's block_size is {config.block_size}, "
+            f"more than {EXACT_ROWS} rows"
+        )
 
 
 def _refuse(**settings: object) -> None:

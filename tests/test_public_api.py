@@ -101,6 +101,7 @@ def test_signatures_are_those_of_the_contract():
         "drafter_dtype",
         "draft_window",
         "draft_sink",
+        "exactness",
     ]
     assert parameters(d2.check_pairing) == ["target", "drafter"]
     assert parameters(d2.count_prompt_tokens) == ["engine", "prompt", "config"]

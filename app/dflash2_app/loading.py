@@ -38,7 +38,7 @@ def load_key(plan: Plan) -> LoadKey:
     if plan.drafter is not None:
         size = None if plan.draft_bits is None else plan.draft_group_size
         held = (plan.draft_bits, size, plan.activation_bits, plan.draft_window, plan.draft_sink)
-    return (plan.target, plan.target_dtype, plan.drafter, *held, plan.prefix)
+    return (plan.target, plan.target_dtype, plan.exactness, plan.drafter, *held, plan.prefix)
 
 
 def load_engine(plan: Plan, room: Room, *, plain: bool = False, several: bool = False) -> Loaded:
@@ -85,7 +85,8 @@ def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | 
 def _load_target(plan: Plan) -> d2.Engine:
     import dflash2_mlx as d2
 
-    return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype)
+    exact: dict[str, Any] = {} if plan.exactness == "fast" else {"exactness": plan.exactness}
+    return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype, **exact)
 
 
 def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
@@ -105,13 +106,17 @@ def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
         notes += cuts
     dtype, note = drafter_dtype(plan.activation_bits, analysis.backend()) if plan.activation_bits else ("auto", None)
     notes += [note] if note else []
-    rare = {"drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0)}
+    rare = {
+        "drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0),
+        "exactness": (plan.exactness, "fast"),
+    }  # fmt: skip
+    changed: dict[str, Any] = {name: value for name, (value, default) in rare.items() if value != default}
     engine = d2.load(
         plan.target,
         None if plan.drafter == MINI == plan.target else plan.drafter,
         draft_bits=bits,
         draft_group_size=plan.draft_group_size,
         target_dtype=plan.target_dtype,
-        **{name: value for name, (value, default) in rare.items() if value != default},
+        **changed,
     )
     return engine, notes

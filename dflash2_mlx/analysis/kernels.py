@@ -6,16 +6,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..kernels._dispatch import KernelState, dispatcher
+from ..kernels._metal_qmm import MATRIX as MATRIX_KERNEL
+from ..kernels._metal_qmm import MATRIX_ROWS
+from ..kernels._metal_qmm import TILE as TILE_KERNEL
 from ..kernels.conv_add_norm import conv_add_norm, conv_add_norm_twin
 from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
 from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
+from ..kernels.qmm_forms import MATRIX, TILE
+from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
 from ..kernels.select_walk import Selector, select, select_twin
 from ..kernels.top_candidates import candidate_lists, twin_lists
 from ..runtime import owner
@@ -99,6 +105,21 @@ def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, 
             lambda: select(lists, gate, anchor, selector).tokens,
             lambda: select_twin(lists, gate, anchor, selector).tokens,
         )
+    yield from _quantized_cases(config, random)
+
+
+def _quantized_cases(config: DrafterConfig, random: Callable[..., mx.array]) -> Iterator[tuple[str, Call, Call]]:
+    """The products with a 4-bit matrix of the MLP's size; a form that cannot be used here is left out."""
+    inputs, outputs = config.hidden_size, config.intermediate_size
+    group_size = next((size for size in (64, 32) if inputs % size == 0), None)
+    if group_size is None:
+        return
+    packed = Packed(*mx.quantize(random(outputs, inputs), group_size=group_size, bits=4), group_size, 4)
+    x = random(min(config.block_size, MATRIX_ROWS), inputs)
+    mx.eval(x, packed.weight, packed.scales, packed.biases)
+    for name, form in ((TILE_KERNEL, TILE), (MATRIX_KERNEL, MATRIX)):
+        if usable(dispatcher(), form, x, packed):
+            yield name, partial(run_form, form, x, packed), lambda: stock_product(x, packed)
 
 
 def _attention(config: DrafterConfig, random: Callable[..., mx.array]) -> tuple[str, Call, Call]:

@@ -31,14 +31,15 @@ PHASE_PROMPTS, PHASE_TOKENS = 2, 64  # the instrumented runs are slow, and media
 class Plan:
     """What is measured.
 
-    `widths` are rows per verify, 1 for plain decoding; `depths` are tokens of context in front of a prompt. Request
-    number n of a set is drawn with `seed` + n in every arm and repeat. `sampling` gives everything but temperature
-    and seed; its `lossless_mode` None means rejection, as the published tables were measured.
+    `widths` are rows per verify, 1 for plain decoding; `depths` are tokens of context in front of a prompt; temperature
+    None leaves it to a server. Request number n of a set is drawn with `seed` + n in every arm and repeat. `sampling`
+    gives everything but temperature and seed; its `lossless_mode` None means rejection, as the published tables were
+    measured.
     """
 
     widths: tuple[int, ...]
     depths: tuple[int, ...] = (0,)
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[float | None, ...] = (0.0,)
     repeats: int = 3
     max_tokens: int = 256
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -48,7 +49,7 @@ class Plan:
     phases: bool = True
 
     def __post_init__(self) -> None:
-        lists: dict[str, Sequence[float]] = {
+        lists: dict[str, Sequence[float | None]] = {
             "widths": self.widths,
             "depths": self.depths,
             "temperatures": self.temperatures,

@@ -66,6 +66,11 @@ class DrafterAttention(nn.Module):
             both = norm_rope(rows, self._norms, start, theta=self.theta, eps=self.q_norm.eps)
         return both[:, : self.heads], both[:, self.heads :], rows[:, :, turned:].transpose(0, 2, 1, 3)
 
+    @property
+    def joined(self) -> Joined | None:
+        """The one product of q, k and v, where there is one."""
+        return self._qkv
+
     def _head_norms(self) -> mx.array:
         """Norm weights of every query and key head: [Hq + Hkv, Dh]."""
         return mx.concatenate(

@@ -33,6 +33,11 @@ class DrafterMLP(nn.Module):
             gate, up = mx.split(self._gate_up(x), 2, axis=-1)
         return self.down_proj(nn.silu(gate) * up)
 
+    @property
+    def joined(self) -> Joined | None:
+        """The one product of gate and up, where there is one."""
+        return self._gate_up
+
     def join_weights(self) -> None:
         """Run gate and up as one product from now on; the parts become views of it."""
         if self._gate_up is not None:  # done before, for another drafter of the same modules

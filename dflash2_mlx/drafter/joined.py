@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layout import store_for_device
+from ..row_layers import with_rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def join(parts: Sequence[nn.Module]) -> Joined | None:
         layer = nn.Linear(1, 1, bias=False)
     layer.update({name: mx.concatenate([part[name] for part in parts]) for name in first.parameters()})
     store_for_device(layer)
-    return Joined(layer)
+    return Joined(with_rows(layer))
 
 
 def share(joined: Joined | None, parts: Sequence[nn.Module]) -> None:

@@ -22,9 +22,11 @@ from ..config import DrafterConfig
 from ..kernels._dispatch import KERNELS, dispatcher
 from ..kernels.few_row_attention import Sight
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
+from ..kernels.qmm_rows import Packed
 from ..kernels.select_walk import Selection, Selector, scale_logits, select, select_walk
 from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
+from ..row_layers import RowsLinear, row_layers, use_row_kernels
 from .attention import block_sight
 from .context import DrafterContext
 from .decoder import DrafterLayer
@@ -85,6 +87,7 @@ class DraftModel(nn.Module):
         self._norms: mx.array | None = None
         self._compiled = False
         self._lender: Lender | None = None
+        self._version = 0
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -111,6 +114,7 @@ class DraftModel(nn.Module):
             keep: host count, or [B] int32
         """
         rows = taps.shape[1]
+        self._follow_races()
         context.reserve(rows)
         context.buffers.run(self.project, taps, context.length)
         context.advance(rows, keep)
@@ -151,6 +155,18 @@ class DraftModel(nn.Module):
     def _context_parts(self) -> list[nn.Module]:
         attention = [layer.self_attn for layer in self.layers]
         return [*(module.k_proj for module in attention), *(module.v_proj for module in attention)]
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; those that were joined as one."""
+        joined: list[tuple[Joined | None, list[nn.Module]]] = []
+        for layer in self.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            joined.append((attention.joined, [attention.q_proj, attention.k_proj, attention.v_proj]))
+            joined.append((mlp.joined, [mlp.gate_proj, mlp.up_proj]))
+        parts = {id(part) for whole, several in joined if whole is not None for part in several}
+        wholes = [whole.layer for whole, _ in (*joined, (self._context_kv, [])) if whole is not None]
+        layers = [layer for _, layer in row_layers(self) if id(layer) not in parts]
+        return [layer.packed() for layer in (*layers, *wholes) if isinstance(layer, RowsLinear)]
 
     def _context_norms(self) -> mx.array:
         """Norm weights of every layer's key heads: [layers x Hkv, Dh]."""
@@ -254,10 +270,17 @@ class DraftModel(nn.Module):
         """The draft pass with this lender's tables; compiled once for each lender, if at all."""
         if not self._compiled:
             return partial(self._draft_pass, lender)
+        self._follow_races()
         if self._lender is not lender:
             self._test_kernels(lender)
             self._lender, self._graph = lender, mx.compile(partial(self._draft_pass, lender))
         return self._graph
+
+    def _follow_races(self) -> None:
+        """Compile anew where races were run since: a graph keeps the kernels it was made with."""
+        if self._compiled and self._version != dispatcher().version:
+            self._version, self._lender = dispatcher().version, None
+            self.project = mx.compile(self._project)
 
     def warm_up(self, lender: Lender) -> None:
         """Draft once each way, so that no test and no compilation of a Metal kernel falls into a reply."""
@@ -320,7 +343,8 @@ class DraftModel(nn.Module):
                 layer.mlp.join_weights()
         self._context_kv, self._norms = join(self._context_parts()), self._context_norms()
         mx.eval(self._norms)
+        use_row_kernels(self)
         if dispatcher().eager:  # kernels that run when they are called cannot be inside a graph
             return
-        self.project = mx.compile(self._project)
+        self.project, self._version = mx.compile(self._project), dispatcher().version
         self._compiled = True

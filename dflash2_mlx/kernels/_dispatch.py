@@ -8,6 +8,7 @@ or an exception switches this kernel off, never the others. Knows no kernel's ar
     DFLASH2_KERNELS=mlx                       the pure-MLX twins
     DFLASH2_KERNELS=metal                     Metal, and an error where it cannot run
     DFLASH2_KERNELS=auto,select_walk=mlx      one kernel by name
+    DFLASH2_KERNELS=qmm_rows_tensor=auto      one that is off unless it is named
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -33,9 +34,16 @@ KERNELS = (
     "few_row_attention",
     "gated_delta_verify",
     "accept",
+    "qmm_rows",
+    "qmm_rows_mma",
+    "qmm_rows_tensor",
 )
+OPT_IN = frozenset({"qmm_rows_tensor"})  # no device has run these: wanted only where they are named
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
+
+
+Choice = TypeVar("Choice")
 
 
 class KernelMismatch(Dflash2Error):
@@ -72,6 +80,8 @@ class Dispatcher:
         self._tested: set[tuple[object, ...]] = set()
         self._kernels: dict[str, Kernel] = {}
         self._winners: dict[tuple[str, str], str] = {}
+        self._remembered: dict[tuple[object, ...], Any] = {}
+        self.version = 0  # grows with every result of a race: graphs that were compiled before are out of date
 
     def winner(self, name: str, key: str) -> str | None:
         """The contender that won this kernel's race at this shape on this machine; None before there was one."""
@@ -80,6 +90,16 @@ class Dispatcher:
     def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
         """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
         self._winners |= winners
+        self.version += 1
+        self._remembered.clear()
+
+    def remembered(self, key: tuple[object, ...], choose: Callable[[], Choice]) -> Choice:
+        """What a kernel's module chose for a shape, kept until new results of races or a failed test may change it."""
+        try:
+            kept: Choice = self._remembered[key]
+        except KeyError:
+            kept = self._remembered[key] = choose()
+        return kept
 
     def wants_metal(self, name: str) -> bool:
         """Whether this kernel may run on Metal here.
@@ -110,6 +130,7 @@ class Dispatcher:
             except (KernelMismatch, RuntimeError, ValueError, OSError) as error:
                 # MLX reports what the Metal compiler or a launch refuses as RuntimeError or ValueError.
                 self._failures[call.name] = " ".join(str(error).split())[:300]
+                self._remembered.clear()
         return call.name not in self._failures
 
     def run(self, call: KernelCall, inputs: Sequence[mx.array]) -> list[mx.array]:
@@ -131,7 +152,8 @@ class Dispatcher:
     def _state(self, name: str) -> KernelState:
         wanted, tested = self.wanted[name], any(variant[0] == name for variant in self._tested)
         if wanted == MLX:
-            return KernelState(name, wanted, MLX, tested, None)
+            reason = "off unless it is named: no device has run it yet" if name in OPT_IN else None
+            return KernelState(name, wanted, MLX, tested, reason)
         if self.factory is None:
             asked = ", though it was asked for by name" if wanted == METAL else ""
             return KernelState(name, wanted, MLX, tested, f"MLX has no Metal here{asked}")
@@ -141,7 +163,8 @@ class Dispatcher:
 
 def parse_choices(text: str) -> Mapping[str, str]:
     """Read `DFLASH2_KERNELS`: a choice for all, then `kernel=choice` for some."""
-    choices = dict.fromkeys(KERNELS, AUTO)
+    everything = [name for name in KERNELS if name not in OPT_IN]
+    choices = dict.fromkeys(KERNELS, MLX) | dict.fromkeys(everything, AUTO)
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, named, choice = item.partition("=")
         if not named:
@@ -150,7 +173,7 @@ def parse_choices(text: str) -> Mapping[str, str]:
             raise ConfigError(
                 f"{VARIABLE}: got {item!r}, expected {', '.join(_CHOICES)} or KERNEL=CHOICE of {', '.join(KERNELS)}"
             )
-        choices |= {name: choice} if named else dict.fromkeys(KERNELS, choice)
+        choices |= {name: choice} if named else dict.fromkeys(everything, choice)
     return choices
 
 

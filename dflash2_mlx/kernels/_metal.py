@@ -36,6 +36,7 @@ class KernelCall:
         name: of the file in metal/.
         template: values fixed when Metal compiles; one compilation for each set of them.
         grid: threads in all, as `mx.fast.metal_kernel` counts.
+        header: what stands before the function, for instance an `#include`.
     """
 
     name: str
@@ -46,6 +47,7 @@ class KernelCall:
     threadgroup: tuple[int, int, int]
     output_shapes: tuple[tuple[int, ...], ...]
     output_dtypes: tuple[mx.Dtype, ...]
+    header: str = ""
 
     def make(self, factory: Factory) -> Kernel:
         """The object to call; keep it, as making it scans the text."""
@@ -54,6 +56,7 @@ class KernelCall:
             input_names=list(self.inputs),
             output_names=list(self.outputs),
             source=kernel_source(self.name),
+            **({"header": self.header} if self.header else {}),
         )
 
     def run(self, kernel: Kernel, inputs: Sequence[mx.array]) -> list[mx.array]:

@@ -17,6 +17,8 @@ import mlx.nn as nn
 from ..buffers import RowBuffers
 from ..kernels.few_row_attention import Sight
 from ..kernels.few_row_attention import wanted as few_row_wanted
+from ..kernels.qmm_rows import Packed
+from ..row_layers import RowsLinear, row_layers, trainable_product
 from .attention import attention_shape, run_attention_layer
 from .base import PassOutput, TargetSpec
 from .caches import TargetState
@@ -62,8 +64,9 @@ class LayerLoopTarget:
         self.layers = list(self.body.layers)
         self.kinds = tuple(kinds)
         self.window = window
-        self._head = self.body.embed_tokens.as_linear if "lm_head" not in text_model else text_model.lm_head
-        head_rows = _rows(self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head)
+        self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
+        self._head = self._table if "lm_head" in text_model else self._table.as_linear
+        head_rows = _rows(self._table)
         # Of each kind's layers, which are alike; None where they are run by mlx-lm alone.
         shapes = {kind: {attention_shape(layer) for layer in self._layers_of(kind)} for kind in (FULL, SLIDING)}
         self.attention = {kind: found.pop() if len(found) == 1 else None for kind, found in shapes.items()}
@@ -118,6 +121,18 @@ class LayerLoopTarget:
 
     def head(self, hidden: mx.array) -> mx.array:
         return self._head(hidden)
+
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        return trainable_product(self._table, hidden)
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `quantized_rows`; the table only where it is the head.
+
+        Layers of experts are MLX's own and not among them.
+        """
+        layers = [layer for _, layer in row_layers(self.text_model)]
+        used = [layer for layer in layers if isinstance(layer, RowsLinear) or layer is self._table]
+        return [layer.packed() for layer in used]
 
     def _layers_of(self, kind: str) -> list[nn.Module]:
         return [layer for layer, own in zip(self.layers, self.kinds, strict=True) if own == kind]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from ..kernels.qmm_rows import Packed
 from .caches import TargetState
 
 
@@ -64,3 +65,9 @@ class Target(Protocol):
 
     def head(self, hidden: mx.array) -> mx.array:
         """The output head alone [..., V], without the target's own multiplier or cap, for the drafter."""
+
+    def quantized_matrices(self) -> list[Packed]:
+        """Every matrix that a few rows are multiplied by through `kernels.qmm_rows`."""
+
+    def trainable_head(self, hidden: mx.array) -> mx.array:
+        """The same by operations that have a gradient, which our kernels have not."""

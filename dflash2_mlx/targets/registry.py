@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedModelError
+from ..row_layers import check_exactness, use_row_kernels
 from .base import Target
 from .dense import DenseTarget
 from .muse_glimmer import MuseGlimmerTarget
@@ -55,17 +56,24 @@ def family_of(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def make_target(model: Any, config: Mapping[str, Any]) -> Target:
+def make_target(model: Any, config: Mapping[str, Any], *, exact: bool = False) -> Target:
     """Wrap a model that mlx-lm loaded.
 
     Args:
-        model: mlx-lm's model object, weights loaded.
+        model: mlx-lm's model object, weights loaded. Where a kernel can run, its quantized linear layers become
+            `RowsLinear`.
         config: its whole config.json.
+        exact: a row of a linear layer gets the same bits alone and in a block.
+    Raises:
+        SettingError: `exact`, and some product of this model cannot be.
     """
     name, adapter = FAMILIES[family_of(config)]
     text = text_config(config)
     # Multimodal classes hold their text tower as `language_model`.
     text_model = model.language_model if "language_model" in model else model
+    if exact:
+        check_exactness(text_model, tied="lm_head" not in text_model)
+    use_row_kernels(text_model, exact=exact)
     context = text.get("max_position_embeddings")
     return adapter(
         text_model,

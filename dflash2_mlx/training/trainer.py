@@ -145,7 +145,7 @@ class Trainer:
         embeddings = drafter.block_embeddings(mx.array(blocks.tokens), drafter.config.block_size, target)
         hidden = block_hidden(drafter, taps, embeddings, blocks.anchors, blocks.counts)
         asked = hidden.reshape(-1, hidden.shape[-1])[mx.array(blocks.rows)]
-        logits = target.head(asked.astype(embeddings.dtype))
+        logits = target.trainable_head(asked.astype(embeddings.dtype))
         parts = block_losses(drafter, asked, logits, blocks, selector=self.settings.selector)
         return parts.total, parts
 

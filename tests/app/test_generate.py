@@ -20,6 +20,8 @@ LOADED: list[tuple[list[str], dict[str, Any]]] = [
     (["--model", "t", "--drafter", "d", "--draft-bits", "4"], {"drafter": "d", "draft_bits": 4}),
     (["--draft-bits", "8", "--draft-group-size", "32"], {"draft_bits": 8, "draft_group_size": 32}),
     (["--target-dtype", "float32"], {"target_dtype": "float32"}),
+    (["--exactness", "exact"], {"exactness": "exact"}),
+    (["--exactness", "exact", "--drafter", "none"], {"exactness": "exact"}),
     (["--draft-window", "512", "--draft-sink", "16"], {"draft_window": 512, "draft_sink": 16}),
     (["--model", "t", "--drafter", "d", "--plain"], {"target": "t", "drafter": None}),
 ]

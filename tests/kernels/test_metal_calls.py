@@ -7,7 +7,7 @@ import importlib
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _metal, _target_calls
+from dflash2_mlx.kernels import _metal, _metal_qmm, _target_calls
 from dflash2_mlx.kernels._source import CHECKOUT, PACKAGED, kernel_source
 
 CALLS = [
@@ -16,6 +16,9 @@ CALLS = [
     _metal.top_candidates((7, 248320), 16, 248077),
     _metal.select_walk((1, 7, 31, 16), 256, True),
     _metal.norm_rope((2, 8, 48, 128), mx.bfloat16, 40),
+    _metal_qmm.quantized_tile((16, 5120, 17408), mx.bfloat16, 64, 4, False),
+    _metal_qmm.quantized_matrix((8, 5120, 17408), mx.bfloat16, 64, 4, True),
+    _metal_qmm.quantized_tensor((8, 5120, 17408), mx.bfloat16, 64, 8, False),
     _target_calls.few_row_attention((2, 24, 8, 256), (2, 4, 5000, 256), mx.bfloat16, window=None, sink=0, causal=True),
     _target_calls.few_row_merge(20, (2, 24, 8, 256), mx.bfloat16),
     _target_calls.gated_delta_verify((2, 48, 128, 128), (2, 8, 16, 128), mx.bfloat16),
@@ -65,10 +68,13 @@ def test_grids_count_threads():
     assert CALLS[2].grid == (256 * 31, 7, 1)
     assert CALLS[3].grid == (512, 1, 1)
     assert CALLS[4].grid == (32 * 40, 8, 2)
-    assert CALLS[5].grid == (256, 4, 2 * 20)  # 48 rows of each K/V head in 8 SIMD-groups; parts of 256 keys
-    assert CALLS[6].grid == (32, 2 * 24 * 8, 1)
-    assert CALLS[7].grid == (32, 32, 2 * 48)
-    assert CALLS[8].grid == (32 * 8, 2, 1)
+    assert (CALLS[5].grid, CALLS[5].threadgroup) == ((32 * 4352, 2, 1), (64, 2, 1))
+    assert (CALLS[6].grid, CALLS[6].threadgroup) == ((256 * 2176, 1, 1), (256, 1, 1))
+    assert (CALLS[7].grid, CALLS[7].threadgroup) == ((256 * 544, 1, 1), (256, 1, 1))
+    assert CALLS[8].grid == (256, 4, 2 * 20)  # 48 rows of each K/V head in 8 SIMD-groups; parts of 256 keys
+    assert CALLS[9].grid == (32, 2 * 24 * 8, 1)
+    assert CALLS[10].grid == (32, 32, 2 * 48)
+    assert CALLS[11].grid == (32 * 8, 2, 1)
 
 
 def test_lengths_that_change_from_call_to_call_are_no_template_values():
@@ -81,12 +87,12 @@ def test_lengths_that_change_from_call_to_call_are_no_template_values():
         assert _metal.norm_rope((1, rows, 48, 128), mx.bfloat16, 40).template == CALLS[4].template
         assert (
             _target_calls.gated_delta_verify((1, 48, 128, 128), (1, rows, 16, 128), mx.bfloat16).template
-            == CALLS[7].template
+            == CALLS[10].template
         )
-        assert _target_calls.accept((1, rows, 31, 20), 16, 248320).template == CALLS[8].template
+        assert _target_calls.accept((1, rows, 31, 20), 16, 248320).template == CALLS[11].template
     for capacity in (130, 3000, 10**6):
-        assert attention(8, capacity) == CALLS[5].template
-        assert _target_calls.few_row_merge(7, (1, 24, 3, 256), mx.bfloat16).template == CALLS[6].template
+        assert attention(8, capacity) == CALLS[8].template
+        assert _target_calls.few_row_merge(7, (1, 24, 3, 256), mx.bfloat16).template == CALLS[9].template
     # Rows count by powers of two: eight SIMD-groups serve 6 to 10 rows of six query heads.
     assert len({attention(rows, 3000) for rows in range(2, 17)}) == 3
 
@@ -100,6 +106,14 @@ def attention(rows: int, capacity: int) -> tuple:
 def test_nothing_is_made_at_import(monkeypatch):
     monkeypatch.setattr(mx.fast, "metal_kernel", None)
     importlib.reload(_metal)
+
+
+def test_a_header_is_handed_over_where_there_is_one():
+    made: dict[str, object] = {}
+    for call, header in ((CALLS[0], None), (CALLS[7], "#include <MetalPerformancePrimitives/")):
+        made.clear()
+        call.make(lambda **arguments: made.update(arguments))
+        assert ("header" in made) == (header is not None) and str(made.get("header", "")).startswith(header or "")
 
 
 def test_kernels_are_made_under_the_projects_own_name():

@@ -15,11 +15,11 @@ from ..errors import UsageError
 from ..output import Output
 from .analyze_picture import draw_analysis
 from .analyze_text import analysis_lines
+from .sets import Prompt
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-Prompt = str | list[dict[str, Any]]
 TEMPERATURES = (0.0, 1.0)
 REPEATS = 15
 

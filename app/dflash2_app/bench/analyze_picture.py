@@ -25,7 +25,8 @@ def draw_analysis(found: Fields, picture: Path) -> None:
     layers = max(len(row["by_layer"]) for row in maps)
     columns = max(2, len(maps))
     figure = Figure(figsize=(5.2 * columns, 4.4 + max(2.0, 0.55 * layers + 1.2)), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[max(2.0, 0.55 * layers + 1.2), 4.4])
+    rows = figure.subfigures(2, 1, squeeze=False, height_ratios=[max(2.0, 0.55 * layers + 1.2), 4.4])
+    above, below = rows[:, 0]
     _draw_attention(above, maps)
     acceptance, recall = below.subplots(1, 2)
     temperature = found["acceptance"][0]["temperature"]

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import AppError, UsageError
+from .sets import Prompt
 
 TIMEOUT_S = 600.0  # of silence, not of the whole reply
 METRICS_TIMEOUT_S = 10.0
@@ -53,7 +54,7 @@ class Server:
         self._key = key
         self.model = model if model is not None else self._only_model()
 
-    def ask(self, prompt: str | list[Mapping[str, Any]], options: Mapping[str, Any], *, chat: bool = True) -> Answer:
+    def ask(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool = True) -> Answer:
         """Send one prompt and read the stream to its end; with `chat` false the bare text is continued."""
         path = "/chat/completions" if chat else "/completions"
         what = {"messages": _messages(prompt)} if chat else {"prompt": prompt}
@@ -193,7 +194,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(cause).split()) or type(cause).__name__
 
 
-def _messages(prompt: str | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _messages(prompt: Prompt) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 

@@ -28,13 +28,18 @@ _POSITION = re.compile(r'position="(\d+)"')
 
 
 class Quarters:
-    """Stands in for a server's tokenizer: a token is four characters."""
+    """Stands in for a server's tokenizer: a token is four characters, its id the number of the piece."""
 
-    def encode(self, text: str, **_: Any) -> list[str]:
-        return [text[at : at + CHARACTERS_PER_TOKEN] for at in range(0, len(text), CHARACTERS_PER_TOKEN)]
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
 
-    def decode(self, ids: Sequence[str], **_: Any) -> str:
-        return "".join(ids)
+    def encode(self, text: str, **_: Any) -> list[int]:
+        first = len(self._pieces)
+        self._pieces += [text[at : at + CHARACTERS_PER_TOKEN] for at in range(0, len(text), CHARACTERS_PER_TOKEN)]
+        return list(range(first, len(self._pieces)))
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(self._pieces[number] for number in ids)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the authors' (specification 6.2); the sample is drawn by the library.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ _STEP_BY_STEP = r"Please reason step by step, and put your final answer within \
 _SOLVE = "Write a solution to this problem that passes its tests:"
 
 Row = Mapping[str, Any]
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]  # as the library takes it: text, messages or token ids
 
 
 @dataclass(frozen=True)

@@ -194,13 +194,15 @@ def _bench_server(
 ) -> tuple[dict[str, Any], BaseException | None]:
     from dflash2_mlx import bench as measuring
 
-    config, temperatures = sampling(drawn, measured, None)
+    config, chosen = sampling(drawn, measured, None)
+    temperatures: tuple[float | None, ...] = chosen
     notes = ["a server's tokens/s count from its first piece of text, which may hold several tokens"]
     if measured.repeats > 1:
         notes.append("repeats ask the same again: a server that caches prompts answers its first token sooner")
     if measured.preset == DEFAULT and not drawn.given() and measured.temperatures is None:
         temperatures = (None,)  # not sent, so that the server's own holds
-    notes += idle_options(drawn, temperatures) if temperatures != (None,) else []
+    else:
+        notes += idle_options(drawn, chosen)
     thinking = THINKING if measured.preset is not None and not sets.no_chat_template else {}
     plan = measuring.Plan(
         widths=(measuring.PLAIN,),

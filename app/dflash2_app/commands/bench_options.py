@@ -235,6 +235,7 @@ def refuse_beside_endpoint(
         "--draft-bits": models.draft_bits is not None,
         "--draft-group-size": models.draft_group_size is not None,
         "--target-dtype": models.target_dtype is not None,
+        "--exactness": models.exactness is not None,
         "--base-path": models.base_path is not None,
         "--widths": measured.widths is not None,
         "--no-phases": not measured.phases,

@@ -7,7 +7,7 @@ screen itself is drawn by `demo_view`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +72,7 @@ class Pair:
     def engine(self) -> d2.Engine:
         return self.configured.engine
 
-    def events(self, mode: str) -> Iterator[d2.GenerationEvent]:
+    def events(self, mode: str) -> Generator[d2.GenerationEvent, None, None]:
         return self.configured.stream_generate(self.prompt, replace(self.config, mode=mode))
 
     def result(self, mode: str) -> d2.GenerationResult:
@@ -170,7 +170,7 @@ def _check_web(
     prompts: PromptOptions, reply: DemoReplyOptions, sampling: DemoSamplingOptions, others: dict[str, bool]
 ) -> None:
     """Refuse beside --web what the page cannot do, before anything is loaded."""
-    from ..web.race import MOST_TEMPERATURE, MOST_TOKENS
+    from ..web.pages.race import MOST_TEMPERATURE, MOST_TOKENS
 
     for name, given in {**others, "--messages": prompts.messages is not None}.items():
         if given:

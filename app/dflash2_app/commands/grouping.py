@@ -34,7 +34,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     del gather.__wrapped__  # else `inspect.signature` would look through to the ungrouped one
-    gather.__signature__ = inspect.Signature(spread)
+    gather.__signature__ = inspect.Signature(spread)  # type: ignore[attr-defined]  # every function may have one
     gather.__annotations__ = {parameter.name: parameter.annotation for parameter in spread}
     return gather
 

@@ -48,8 +48,8 @@ def list_models(
         for note in found.notes:
             out.note(note)
         if json:
-            folders = [str(folder) for folder in places.folders]
-            out.json({"models": shown, "notes": found.notes, "hub_cache": str(places.hub_cache), "folders": folders})
+            own = [str(folder) for folder in places.folders]
+            out.json({"models": shown, "notes": found.notes, "hub_cache": str(places.hub_cache), "folders": own})
             return
         _print_list(out, shown)
         if not shown:
@@ -185,11 +185,11 @@ def verify(
         names = model or [repo.repo_id for repo in cached_repos() if repo.current() is not None]
         results, deleted = [], 0
         for name in names:
-            result = checks.verify(
-                name,
-                lambda file, done, size, name=name: out.status(f"{name}  {file}  {100 * done // max(size, 1)} %"),
-                hub_hashes(name),
-            )
+
+            def told(file: str, done: int, size: int, name: str = name) -> None:
+                out.status(f"{name}  {file}  {100 * done // max(size, 1)} %")
+
+            result = checks.verify(name, told, hub_hashes(name))
             results.append(result)
             if not json:
                 state = "good" if result.good else "damaged"

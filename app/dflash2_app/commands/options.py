@@ -52,6 +52,7 @@ _sampling = valued("Sampling")
 _share = number("in [0, 1]", lambda x: 0 <= x <= 1)
 _penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
 _dtypes = ("auto", "bfloat16", "float32")
+_exactness = ("fast", "exact")
 _modes = ("rejection", "coupled")
 _verify_modes = ("dflash", "adaptive", "off")
 
@@ -70,6 +71,10 @@ DraftGroupSize = _model(
 TargetDtype = _model(
     "--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes), default="auto" + CONFIGURED
 )
+Exactness = _model(
+    "--exactness", "|".join(_exactness), "exact: linear layers compute a row alone and in a block alike, on Metal",
+    one_of(*_exactness), default="fast" + CONFIGURED,
+)  # fmt: skip
 BasePath = _model(
     "--base-path", "DIR", "Folder of the settings files", path, default="DFLASH2_BASE_PATH, else ~/.dflash2-mlx"
 )
@@ -137,6 +142,7 @@ class ModelOptions:
     draft_bits: Annotated[int | None, DraftBits] = None
     draft_group_size: Annotated[int | None, DraftGroupSize] = None
     target_dtype: Annotated[str | None, TargetDtype] = None
+    exactness: Annotated[str | None, Exactness] = None
     draft_window: Annotated[int | None, DraftWindow] = None
     draft_sink: Annotated[int | None, DraftSink] = None
     base_path: Annotated[Path | None, BasePath] = None
@@ -168,6 +174,7 @@ class ModelOptions:
             values["dflash_draft_quant_group_size"] = self.draft_group_size
         others = {
             "target_dtype": self.target_dtype,
+            "exactness": self.exactness,
             "dflash_draft_window_size": self.draft_window,
             "dflash_draft_sink_size": self.draft_sink,
         }

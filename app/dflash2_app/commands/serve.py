@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +16,7 @@ import typer
 from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
-from .options import NO_DRAFTER, BasePath, TargetDtype, valued
+from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, valued
 from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class ServedModels:
         _model("--draft-bits", "4|8", "Quantize the drafters on load", one_integer_of(4, 8), default="as configured"),
     ] = None
     target_dtype: Annotated[str | None, TargetDtype] = None
+    exactness: Annotated[str | None, Exactness] = None
     base_path: Annotated[Path | None, BasePath] = None
     preload: Annotated[
         bool,
@@ -94,7 +97,8 @@ class ServedModels:
         from ..settings.paths import find_base
         from ..web.offers import Catalogue
 
-        given = {} if self.target_dtype is None else {"target_dtype": self.target_dtype}
+        asked = {"target_dtype": self.target_dtype, "exactness": self.exactness}
+        given = {name: value for name, value in asked.items() if value is not None}
         base = find_base(self.base_path)
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)
 
@@ -167,8 +171,7 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
         from ..web.server import bind, run
 
         claimed = bind("127.0.0.1" if server.host == "localhost" else server.host, server.port)
-        with claimed:
-            _start_log(server.log_level)
+        with claimed, _log(server.log_level):
             out.status("looking through the models")
             catalogue = models.catalogue()
             _announce(models, catalogue, out)
@@ -224,19 +227,25 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
     return Service(pool, desk, Limits(body_bytes=body), load_pinned=models.preload, base_path=models.base_path)
 
 
-def _start_log(level: str) -> None:
+@contextmanager
+def _log(level: str) -> Iterator[None]:
+    """Write the server's log to stderr until the block ends."""
     from ..web.log import PlainFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level.upper())
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
-    log = logging.getLogger("dflash2.serve")
-    log.addHandler(handler)
+    log, errors = logging.getLogger("dflash2.serve"), logging.getLogger("uvicorn.error")
     log.setLevel(min(handler.level, logging.INFO))  # the status page shows what is told at this level, whatever
-    log.propagate = False
-    errors = logging.getLogger("uvicorn.error")
-    errors.addHandler(handler)
-    errors.propagate = False
+    for logger in (log, errors):
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in (log, errors):
+            logger.removeHandler(handler)
+            logger.propagate = True
 
 
 def model_name(target: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ..settings.store import Settings, Store
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a Hub id, or a configured name")]
+ProfileArgument = Annotated[str, typer.Argument(metavar="NAME")]
 Base = Annotated[Path | None, BasePath]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
 
@@ -203,7 +205,7 @@ def list_(model: ModelArgument, json: Json = False, base_path: Base = None) -> N
 @profile.command("show")
 def show_profile(
     model: ModelArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: ProfileArgument,
     json: Json = False,
     base_path: Base = None,
 ) -> None:
@@ -223,41 +225,86 @@ def show_profile(
             out.data(f"{assignment_line(key, value)}\n" if key in KEYS else f"{key:34} {value}\n")
 
 
-def _change_profile(model: str, base_path: Path | None, name: str, verb: str) -> None:
+def _change_profile(
+    model: str, base_path: Path | None, name: str, done: str, change: Callable[[Store, str], object]
+) -> None:
+    """Change a profile of a model and say what was done."""
     from ..manage.changes import omlx_note
-    from ..settings import profiles
     from ..settings.names import find_model
 
     store = _store(base_path)
     found = store.load()
     named = _own(find_model(found, model))
-    action = {"saved": profiles.save_profile, "applied": profiles.apply_profile, "removed": profiles.remove_profile}
-    action[verb](store, named.model_id, name)
+    change(store, named.model_id)
     with Output() as out:
-        out.data(f"{named.model_id}: profile {name} {verb}\n")
+        out.data(f"{named.model_id}: profile {name} {done}\n")
         for note in omlx_note(found):
             out.note(note)
 
 
 @profile.command("save")
-def save_profile(
-    model: ModelArgument, name: Annotated[str, typer.Argument(metavar="NAME")], base_path: Base = None
-) -> None:
+def save_profile(model: ModelArgument, name: ProfileArgument, base_path: Base = None) -> None:
     """Keep the model's present settings under a name."""
-    _change_profile(model, base_path, name, "saved")
+    from ..settings import profiles
+
+    _change_profile(model, base_path, name, "saved", lambda store, owner: profiles.save_profile(store, owner, name))
 
 
 @profile.command("apply")
-def apply_profile(
-    model: ModelArgument, name: Annotated[str, typer.Argument(metavar="NAME")], base_path: Base = None
-) -> None:
+def apply_profile(model: ModelArgument, name: ProfileArgument, base_path: Base = None) -> None:
     """Give the model the settings of a profile."""
-    _change_profile(model, base_path, name, "applied")
+    from ..settings import profiles
+
+    _change_profile(model, base_path, name, "applied", lambda store, owner: profiles.apply_profile(store, owner, name))
 
 
 @profile.command("remove")
-def remove_profile(
-    model: ModelArgument, name: Annotated[str, typer.Argument(metavar="NAME")], base_path: Base = None
-) -> None:
+def remove_profile(model: ModelArgument, name: ProfileArgument, base_path: Base = None) -> None:
     """Forget a profile; the model keeps its settings."""
-    _change_profile(model, base_path, name, "removed")
+    from ..settings import profiles
+
+    _change_profile(model, base_path, name, "removed", lambda store, owner: profiles.remove_profile(store, owner, name))
+
+
+@profile.command("rename")
+def rename_profile(
+    model: ModelArgument,
+    name: ProfileArgument,
+    new: Annotated[str, typer.Argument(metavar="NEW")],
+    base_path: Base = None,
+) -> None:
+    """Call a profile something else."""
+    from ..settings import profiles
+
+    done = f"renamed to {new}"
+    _change_profile(model, base_path, name, done, lambda store, owner: profiles.rename_profile(store, owner, name, new))
+
+
+@profile.command("expose")
+def expose_profile(
+    model: ModelArgument,
+    name: ProfileArgument,
+    api_name: Annotated[
+        str | None,
+        typer.Option("--as", metavar="API_NAME", help="What stands behind the colon (NAME without)"),
+    ] = None,
+    base_path: Base = None,
+) -> None:
+    """Have `serve` offer a profile as a model of its own, MODEL:API_NAME."""
+    from ..settings import profiles
+
+    def change(store: Store, owner: str) -> None:
+        profiles.expose_profile(store, owner, name, exposed=True, api_name=api_name)
+
+    _change_profile(model, base_path, name, "exposed", change)
+
+
+@profile.command("hide")
+def hide_profile(model: ModelArgument, name: ProfileArgument, base_path: Base = None) -> None:
+    """No longer offer a profile as a model of its own; the model keeps it."""
+    from ..settings import profiles
+
+    def change(store: Store, owner: str) -> None:
+        profiles.expose_profile(store, owner, name, exposed=False)
+
+    _change_profile(model, base_path, name, "hidden", change)

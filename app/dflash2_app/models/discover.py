@@ -79,9 +79,9 @@ def discover(places: Places) -> Discovery:
 
 def local_config(name: str) -> Mapping[str, Any] | None:
     """The config of a model on this machine, by Hub id or folder; None when it is not here or cannot be read."""
-    folder: Path | None = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        folder = cached_repo(name).current() if is_hub_id(name) else None
+    given = Path(name).expanduser()
+    own = given if (given / "config.json").is_file() else None
+    folder = own or (cached_repo(name).current() if is_hub_id(name) else None)
     if folder is None:
         return None
     config = _read_config(folder)

@@ -82,8 +82,12 @@ def verify(repo_id: str, watch: Watch, hashes: Mapping[str, str] | None = None) 
         if etag is None:
             unknown.append(name)
             continue
+
+        def told(done: int, name: str = name, size: int = size) -> None:
+            watch(name, done, size)
+
         with path.open("rb") as file:
-            got = file_hash(file, size, etag, lambda done, name=name, size=size: watch(name, done, size))
+            got = file_hash(file, size, etag, told)
         if got != etag:
             bad.append(Bad(name, f"got checksum {got}, expected {etag}"))
     missing = missing_weights(folder)

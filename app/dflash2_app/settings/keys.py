@@ -108,6 +108,9 @@ EXTRAS = [
         "Taken off per time the reply holds it", extra=True),
     Key("target_dtype", "Target dtype", MANAGEMENT, word("auto", "bfloat16", "float32"), "auto",
         "float32 dequantizes on load", "load", extra=True),
+    Key("exactness", "Exactness", MANAGEMENT, word("fast", "exact"), "fast",
+        "exact: linear layers of a quantized target compute a row alone and in a block alike; needs Metal", "load",
+        extra=True),
 ]  # fmt: skip
 
 KEYS: dict[str, Key] = {key.name: key for key in (*DFLASH, *COMMON, *EXTRAS)}

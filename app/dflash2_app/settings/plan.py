@@ -54,6 +54,7 @@ class Plan:
     draft_group_size: int
     activation_bits: int | None
     target_dtype: str
+    exactness: str
     block_size: int | None
     clamp: bool
     verify_mode: str
@@ -91,6 +92,7 @@ def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_fo
         draft_group_size=effective["dflash_draft_quant_group_size"],
         activation_bits=effective["dflash_draft_quant_activation_bits"] if bits is not None else None,
         target_dtype=effective["target_dtype"],
+        exactness=effective["exactness"],
         block_size=effective["dflash_block_size"],
         clamp=not effective.chosen_now("dflash_block_size"),
         verify_mode=mode,

@@ -19,20 +19,20 @@ from .api.chat import ChatCompletions
 from .api.completions import Completions
 from .api.errors import INTERNAL, ApiError
 from .api.responses import Responses
-from .bench_api import BenchApi
-from .chat_model_api import ChatModelApi
-from .chats_api import ChatsApi
 from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
 from .http import ClientGone, json_response
 from .log_buffer import LogBuffer
-from .manager import Manager
 from .models_api import ModelsApi
 from .openapi.document import Description
-from .pages import Pages
-from .race_api import RaceApi
+from .pages.bench_api import BenchApi
+from .pages.chat_model_api import ChatModelApi
+from .pages.chats_api import ChatsApi
+from .pages.files import Pages
+from .pages.manager import Manager
+from .pages.race_api import RaceApi
+from .pages.status_api import StatusApi
 from .service import Service
-from .status_api import StatusApi
 
 log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for

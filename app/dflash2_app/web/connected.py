@@ -22,6 +22,7 @@ from .service import Service
 
 log = logging.getLogger("dflash2.serve")
 SIGN_S = 15.0  # how often a stream that has nothing to tell shows that it lives
+OPEN_S = 0.5  # until then it may still be refused; then its client learns that it is heard
 PLACE_S = 5.0  # how often a waiting client is told its place
 
 Work = Callable[[EventStream], Awaitable[Response | None]]
@@ -88,7 +89,7 @@ async def _tell(follow: AsyncGenerator[Frame, None], stream: EventStream) -> Non
         coming = asyncio.ensure_future(anext(frames, None))
         try:
             while True:
-                done, _ = await asyncio.wait({coming}, timeout=SIGN_S)
+                done, _ = await asyncio.wait({coming}, timeout=SIGN_S if stream.started else OPEN_S)
                 if not done:
                     await stream.comment("still there")
                     continue

@@ -74,7 +74,8 @@ class Reply:
             marks = None if begins == NO_THINKING else _thinking_marks(served)
             rules = _rules(served, ask, vocabulary, marks, opened)
             constraint = None if rules is None else ReplyRules(rules)
-            self.events: Generator[d2.GenerationEvent, None, None] = served.stream(prompt, ask.config, constraint)
+            config = ask.config if ask.names_length else served.within_context(prompt, ask.config)
+            self.events: Generator[d2.GenerationEvent, None, None] = served.stream(prompt, config, constraint)
         except (d2.Dflash2Error, AppError) as error:
             raise from_library(error) from None
         self._place = None if marks is None else _thinking(vocabulary, marks, opened, None, Anything(vocabulary))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..engine import Configured, Report
@@ -117,6 +117,13 @@ class Served:
             ConfigError, PromptError, AppError: at once.
         """
         return self.pair.stream_generate(prompt, config, constraint=constraint)
+
+    def within_context(self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig) -> d2.GenerationConfig:
+        """The config with the longest reply that fits behind this prompt: for who named no length of a reply."""
+        limits = [self.engine.context_length, self.pair.plan.max_context_window]
+        room = min((limit for limit in limits if limit is not None), default=None)
+        left = config.max_tokens if room is None else room - len(prompt.ids)
+        return config if left < 1 or left >= config.max_tokens else replace(config, max_tokens=left)
 
     def count_tokens(self, prompt: Prompt, config: d2.GenerationConfig) -> int:
         """How many tokens a prompt has.

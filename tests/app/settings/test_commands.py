@@ -263,6 +263,22 @@ def test_profiles(run: Run, base: Path) -> None:
     assert "profile: got 'warm'" in run("settings", "profile", "apply", "o/m", "warm").error
 
 
+def test_a_profile_is_renamed_exposed_and_hidden(run: Run, base: Path) -> None:
+    run("settings", "set", "o/m", "temperature=0.5")
+    run("settings", "profile", "save", "o/m", "warm")
+    assert run("settings", "profile", "rename", "o/m", "warm", "hot").out == "o--m: profile warm renamed to hot\n"
+    assert run("settings", "profile", "list", "o/m").out == "hot (active)\n"
+    assert run("settings", "profile", "expose", "o/m", "hot", "--as", "fast").out == "o--m: profile hot exposed\n"
+    held = json.loads(run("settings", "profile", "show", "o/m", "hot", "--json").out)
+    assert (held["expose_as_model"], held["api_name"]) == (True, "fast")
+    assert json.loads(run("settings", "show", "o/m:fast", "--json").out)["profile"] == "hot"
+    assert run("settings", "profile", "hide", "o/m", "hot").out == "o--m: profile hot hidden\n"
+    assert json.loads(run("settings", "profile", "show", "o/m", "hot", "--json").out)["expose_as_model"] is False
+    assert "profile: got 'warm'" in run("settings", "profile", "rename", "o/m", "warm", "cold").error
+    assert "profile: got 'warm'" in run("settings", "profile", "expose", "o/m", "warm").error
+    assert "expected at most 32 of" in run("settings", "profile", "expose", "o/m", "hot", "--as", "Not Good").error
+
+
 def test_an_exposed_profile_is_shown_and_not_changed(run: Run, base: Path) -> None:
     run("settings", "set", "o/m", "temperature=0.5", "top_k=3")
     exposed = {"settings": {"temperature": 0.9}, "expose_as_model": True, "api_name": "hot"}

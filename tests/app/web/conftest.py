@@ -89,7 +89,7 @@ def serving(
         running_server.close()
     finally:
         began[1].should_exit = True
-        thread.join(20)
+        thread.join(60)
         claimed.close()
         assert not thread.is_alive(), "the server does not end"
 

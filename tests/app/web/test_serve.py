@@ -57,6 +57,7 @@ def test_models_and_drafters_belong_together(tmp_path: Path) -> None:
     folder.mkdir()
     options = ServedModels(
         model=["mini", str(folder), "a/b"], drafter=["mini", "none", "c/d"], draft_bits=4, target_dtype="float32",
+        exactness="exact",
         base_path=tmp_path / "settings",
     )  # fmt: skip
     mini, local, hub = options.catalogue().offered.sources
@@ -65,7 +66,8 @@ def test_models_and_drafters_belong_together(tmp_path: Path) -> None:
     assert [(plan.target, plan.drafter, plan.draft_bits) for plan in plans] == [
         ("mini", "mini", 4), (str(folder), None, None), ("a/b", "c/d", 4),
     ]  # fmt: skip
-    assert all(plan.target_dtype == "float32" for plan in plans) and hub.weight_bytes is None
+    assert all((plan.target_dtype, plan.exactness) == ("float32", "exact") for plan in plans)
+    assert hub.weight_bytes is None
     (alone,) = ServedModels().catalogue().offered.sources
     assert (alone.name, alone.setup.target) == ("mini", "mini")
 

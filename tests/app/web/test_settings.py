@@ -90,9 +90,12 @@ def test_max_context_holds_for_one_prompt_and_no_longer(machine: Machine, served
 
 def test_max_context_window_refuses_and_cuts(machine: Machine, served: Running) -> None:
     machine.configure(A=record(machine, max_context_window=PROMPT + 3))
-    usage = reply(served)[1]
+    usage = reply(served, max_tokens=8)[1]
     assert usage["completion_tokens"] == 3
     assert "max_tokens: 8 was cut to 3, what Max context window leaves" in usage["dflash2"]["notices"]
+    usage = reply(served)[1]
+    assert usage["completion_tokens"] == 3
+    assert not usage["dflash2"]["notices"], "nobody named a length, so nothing that was asked for was cut"
     long = [{"role": "user", "content": "hello you"}]
     told = f"prompt: got {PROMPT + 4} tokens, expected fewer than Max context window ({PROMPT + 3})"
     assert refusal(served, messages=long) == told

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.web import status_api
+from dflash2_app.web.connected import SIGN_S
 from dflash2_app.web.log_buffer import LogBuffer
+from dflash2_app.web.pages import status_api
 
 from .conftest import HELLO, Running, serving
 from .models import scripted, source_of, tiny_served
@@ -136,6 +137,14 @@ def test_the_log_is_told_by_level_and_followed() -> None:
             log.warning("third")
             line = next(line for line in answer.iter_lines() if line.startswith("data: "))
             assert "third" in line and "first" not in line
+
+
+def test_who_follows_the_log_is_answered_before_there_is_a_line() -> None:
+    with serving(source_of(scripted("fine"))) as server:
+        began = time.monotonic()
+        with server.http.stream("GET", "/api/logs/events?after=1000000") as answer:
+            assert answer.status_code == 200 and time.monotonic() - began < SIGN_S / 2
+            assert next(answer.iter_lines()).startswith(":")
 
 
 @pytest.mark.usefixtures("loud")

@@ -183,3 +183,14 @@ def test_arrays_in_another_order_are_copied_first(run):
     x = mx.arange(6, dtype=mx.float32).reshape(2, 3).T
     body = "uint i = thread_index_in_threadgroup; y[i] = x[i];"
     np.testing.assert_array_equal(run(body, 6, 6, x=x), [0, 3, 1, 4, 2, 5])
+
+
+@pytest.mark.parametrize(("fused", "rest"), [(False, 0.0), (True, 2.0**-24)])
+def test_products_are_fused_with_sums_where_that_is_asked_for(msl_cache, fused, rest):
+    # (1 + 2^-12)^2 is 1 + 2^-11 + 2^-24, of which float32 keeps all but the last part.
+    a, c = mx.full((32,), 1 + 2.0**-12), mx.full((32,), -(1 + 2.0**-11))
+    body = "uint i = thread_position_in_grid.x; y[i] = a[i] * a[i] + c[i];"
+    kernel = Emulator(Builder(msl_cache, fused=fused)).metal_kernel("fuse", ["a", "c"], ["y"], body)
+    launch = {"output_shapes": [(32,)], "output_dtypes": [mx.float32], "grid": (32, 1, 1), "threadgroup": (32, 1, 1)}
+    (y,) = kernel(inputs=[a, c], **launch)
+    np.testing.assert_array_equal(np.array(y), rest)

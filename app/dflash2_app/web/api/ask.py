@@ -60,6 +60,7 @@ class Ask:
     schema: Mapping[str, Any] | None = None
     schema_param: str = "response_format"
     thinking_budget: int | None = None
+    names_length: bool = False  # else the reply may be as long as the settings and the context allow
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +97,8 @@ class Draft:
             config = replace(defaults, sampling=sampling, chat_template_kwargs=template or None, **self.config)
         except d2.ConfigError as error:
             raise from_library(error) from None
-        return Ask(prompt, config, **self.ask, notes=tuple(self._overruled(sampling)))
+        notes = tuple(self._overruled(sampling))
+        return Ask(prompt, config, **self.ask, names_length="max_tokens" in self.config, notes=notes)
 
     def _overruled(self, sampling: d2.SamplingConfig) -> Iterator[str]:
         """What the settings have taken from the request."""

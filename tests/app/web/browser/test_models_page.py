@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,6 +129,22 @@ def test_a_wrong_pair_is_refused_before_it_is_saved(page: Page, place: Place) ->
     window.get_by_label("Folder or Hub id", exact=True).fill("no such thing")
     expect(window.get_by_text("expected an existing folder or a full Hub id like owner/name").first).to_be_visible()
     assert not (place.settings / "model_settings.json").exists()
+
+
+def test_going_back_asks_before_changes_are_lost(page: Page, place: Place) -> None:
+    page.goto(f"{place.url}/#/status")
+    expect(page).to_have_title(re.compile("^Status"))
+    window = open_settings(page, place)
+    window.get_by_label("DFlash", exact=True).check()
+    question = page.get_by_role("dialog", name="Close without saving?")
+    page.go_back()
+    question.get_by_role("button", name="Cancel").click()
+    expect(window.get_by_label("DFlash", exact=True)).to_be_checked()
+    assert page.url.endswith("#/models")
+    page.go_back()
+    question.get_by_role("button", name="Lose them").click()
+    expect(page).to_have_title(re.compile("^Status"))
+    expect(window).to_be_hidden()
 
 
 def test_profiles_and_states(page: Page, place: Place) -> None:

@@ -135,6 +135,56 @@ MSL_FUNCTIONS
 namespace precise { MSL_FUNCTIONS }
 #undef MSL_FUNCTIONS
 inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+
+// 8x8 matrices of a SIMD-group. Which lane holds which elements is not written down by Apple; this is the map that
+// MLX's own kernels (steel/gemm/mma.h) rely on.
+template <class T, int ROWS, int COLUMNS> struct simdgroup_matrix {
+  static_assert(ROWS == 8 && COLUMNS == 8, "Metal has 8x8 matrices only");
+  vec<T, 2> elements;
+  simdgroup_matrix() { __builtin_memset((void*)&elements, 0xFF, sizeof elements); }  // not initialised on a GPU
+  vec<T, 2>& thread_elements() { return elements; }
+};
+template <class T> using Matrix8 = simdgroup_matrix<T, 8, 8>;
+template <class T> struct MatrixJob {
+  Matrix8<T> *sum;
+  const Matrix8<T> *a, *b, *c;
+};
+template <class T> MSL_ENGINE void multiply_lanes(msl::Lane** active, int count) {
+  float a[8][8], b[8][8], c[8][8];
+  auto place = [](msl::Lane* lane, int& row, int& column) {
+    uint n = lane->at.thread_index_in_simdgroup;
+    row = ((n >> 4) << 2) + ((n >> 1) & 3);
+    column = (((n >> 3) & 1) << 2) + ((n & 1) << 1);
+  };
+  for (int i = 0; i < 64; ++i) a[i / 8][i % 8] = b[i / 8][i % 8] = c[i / 8][i % 8] = NAN;  // of lanes that left
+  for (int i = 0; i < count; ++i) {
+    auto* job = msl::unpack<MatrixJob<T>*>(active[i]->value);
+    int row, column;
+    place(active[i], row, column);
+    for (int e = 0; e < 2; ++e) {
+      a[row][column + e] = float((&job->a->elements.x)[e]);
+      b[row][column + e] = float((&job->b->elements.x)[e]);
+      c[row][column + e] = float((&job->c->elements.x)[e]);
+    }
+  }
+  for (int i = 0; i < count; ++i) {
+    auto* job = msl::unpack<MatrixJob<T>*>(active[i]->value);
+    int row, column;
+    place(active[i], row, column);
+    for (int e = 0; e < 2; ++e) {
+      float sum = c[row][column + e];
+      for (int k = 0; k < 8; ++k) sum += a[row][k] * b[k][column + e];
+      (&job->sum->elements.x)[e] = T(sum);
+    }
+  }
+}
+template <class T>
+MSL_ENGINE void simdgroup_multiply_accumulate(Matrix8<T>& sum, const Matrix8<T>& a, const Matrix8<T>& b,
+                                              const Matrix8<T>& c, int line = __builtin_LINE()) {
+  MatrixJob<T> job{&sum, &a, &b, &c};
+  msl::together<MatrixJob<T>*>(&job, 0, &multiply_lanes<T>, line);
+}
+
 template <class T> T max(T a, T b) { return b > a ? b : a; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 }  // namespace metal

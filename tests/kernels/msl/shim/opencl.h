@@ -35,6 +35,14 @@ bool simd_all(bool);
 MSL_FUNCTIONS
 namespace precise { MSL_FUNCTIONS }
 float fma(float, float, float);
+template <class T, int ROWS, int COLUMNS> struct simdgroup_matrix;
+template <> struct simdgroup_matrix<float, 8, 8> {
+  __private float2& thread_elements() __private;
+};
+template <class T, int R, int C>
+void simdgroup_multiply_accumulate(
+    __private simdgroup_matrix<T, R, C>&, const __private simdgroup_matrix<T, R, C>&,
+    const __private simdgroup_matrix<T, R, C>&, const __private simdgroup_matrix<T, R, C>&);
 template <class T> T max(T, T);
 template <class T> T min(T, T);
 }  // namespace metal

@@ -4,6 +4,7 @@
 // `context`: {path, query} of the address ("#/models/mini?tab=x" → path ["mini"], query URLSearchParams) and
 // `signal`, aborted when the page is left.
 import { el, fill } from "./dom.js";
+import { mayLeave } from "./leaving.js";
 
 const PAGES = {
   race: ["Side by side", () => import("./pages/race.js")],
@@ -18,6 +19,7 @@ const THEME = "dflash2.theme";
 
 let leave = null; // what ends the page that is shown
 let visits = 0;
+let asking = false;
 
 async function show() {
   const [address, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -47,6 +49,16 @@ async function show() {
   }
 }
 
+/** Another address: go there, or put back the one before, when something on the page is not to be lost. */
+async function go(event) {
+  if (asking) return;
+  asking = true;
+  const may = await mayLeave();
+  asking = false;
+  if (may) show();
+  else history.pushState(null, "", event.oldURL);
+}
+
 function dress(theme) {
   const dark = theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
   document.documentElement.dataset.theme = dark ? "dark" : "light";
@@ -70,7 +82,7 @@ function start() {
     dress(next);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(currentTheme()));
-  addEventListener("hashchange", show);
+  addEventListener("hashchange", go);
   show();
 }
 

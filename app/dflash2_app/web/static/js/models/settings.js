@@ -2,6 +2,7 @@
 import { api } from "../api.js";
 import { confirm, toast } from "../dialog.js";
 import { el, fill } from "../dom.js";
+import { askBeforeLeaving } from "../leaving.js";
 import { draftModelField } from "./draft_model.js";
 import { settingField } from "./fields.js";
 import { profilesPanel } from "./profiles.js";
@@ -52,6 +53,7 @@ class Window {
       }
     });
     this.guard = (event) => { if (this.dirty) event.preventDefault(); };
+    this.stay = askBeforeLeaving(() => this.mayClose());
     addEventListener("beforeunload", this.guard);
     this.signal.addEventListener("abort", () => this.node.close());
     document.body.append(this.node);
@@ -177,14 +179,19 @@ class Window {
     } else fill(this.fault, el("p.error", {}, error.message));
   }
 
+  async mayClose() {
+    return !this.dirty
+      || confirm("Close without saving?", "The changes in this window are lost.", { yes: "Lose them", danger: true });
+  }
+
   async leave() {
-    if (this.dirty && !await confirm("Close without saving?", "The changes in this window are lost.", { yes: "Lose them", danger: true })) return;
-    this.node.close();
+    if (await this.mayClose()) this.node.close();
   }
 
   closed() {
     clearTimeout(this.timer);
     removeEventListener("beforeunload", this.guard);
+    this.stay();
     this.node.remove();
     this.onClosed();
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .pool import ModelPool
+from ..pool import ModelPool
 
 
 @dataclass(frozen=True)

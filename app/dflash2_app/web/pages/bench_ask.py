@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..bench.pair import PairBench, draw_sample, template_args
-from ..bench.presets import (
+from ...bench.pair import PairBench, draw_sample, template_args
+from ...bench.presets import (
     PRESETS,
     USUAL_REPEATS,
     USUAL_SAMPLES,
@@ -19,11 +19,11 @@ from ..bench.presets import (
     usual_widths,
     without_effect,
 )
-from ..bench.sets import MINI, NAMES, PromptSet, load_set
-from ..machine import busy_note
-from .api.errors import ApiError, from_library, refuse
-from .api.fields import Fields
-from .served import Served
+from ...bench.sets import MINI, NAMES, PromptSet, load_set
+from ...machine import busy_note
+from ..api.errors import ApiError, from_library, refuse
+from ..api.fields import Fields
+from ..served import Served
 
 if TYPE_CHECKING:
     from dflash2_mlx import bench

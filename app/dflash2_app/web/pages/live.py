@@ -13,11 +13,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ..connected import Work
+from ..http import EventStream, Frame
+from ..service import Service
 from .asking import Query, body_fields, in_thread, model_name
-from .connected import Work
 from .downloads import Downloads
-from .http import EventStream, Frame
-from .service import Service
 
 LOOK_S = 0.25
 
@@ -82,8 +82,8 @@ async def _tell(name: str, delete: bool, stream: EventStream) -> None:
 
 
 def _verify(name: str, delete: bool, watch: Any) -> dict[str, Any]:
-    from ..manage.listing import hub_hashes
-    from ..models import verify as checks
+    from ...manage.listing import hub_hashes
+    from ...models import verify as checks
 
     result = checks.verify(name, watch, hub_hashes(name))
     deleted = checks.delete_damaged(result) if delete and not result.good else 0

@@ -14,18 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..errors import UsageError
-from ..settings.files import SettingsError
-from ..settings.paths import Base
-from ..settings.store import Settings, Store
-from .api.errors import CONFLICT, ApiError
+from ...errors import UsageError
+from ...settings.files import SettingsError
+from ...settings.paths import Base
+from ...settings.store import Settings, Store
+from ..api.errors import CONFLICT, ApiError
+from ..http import json_response
+from ..service import Service
 from .asking import Query, body_fields, in_thread, model_name
-from .http import json_response
-from .service import Service
 
 if TYPE_CHECKING:
-    from ..models.discover import Discovery, LocalModel
-    from ..models.remove import Removal
+    from ...models.discover import Discovery, LocalModel
+    from ...models.remove import Removal
 
 MOST_CONTEXT = 10**7
 
@@ -49,7 +49,7 @@ class ManagerApi:
         ]
 
     async def every(self, request: Request) -> Response:
-        from ..models.memory import DEFAULT_CONTEXT
+        from ...models.memory import DEFAULT_CONTEXT
 
         query = Query(request)
         context = query.integer("context", DEFAULT_CONTEXT, 1, MOST_CONTEXT)
@@ -67,7 +67,7 @@ class ManagerApi:
         return json_response(found)
 
     async def details(self, request: Request) -> Response:
-        from ..models.memory import DEFAULT_CONTEXT
+        from ...models.memory import DEFAULT_CONTEXT
 
         query = Query(request)
         name = model_name(query.text("name"), "name")
@@ -84,7 +84,7 @@ class ManagerApi:
         return json_response({**_removal(name, removal), "in_use": await self._in_use(name)})
 
     async def remove(self, request: Request) -> Response:
-        from ..models.remove import execute
+        from ...models.remove import execute
 
         fields = await body_fields(request, self._service.limits)
         name = model_name(fields.text("name"), "name")
@@ -127,16 +127,16 @@ def _means(state: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
 
 
 def _discovered(base: Base) -> Discovery:
-    from ..models.discover import discover
-    from ..models.places import find_places
+    from ...models.discover import discover
+    from ...models.places import find_places
 
     return discover(find_places(base.folder))
 
 
 def _survey(context: int, base: Base) -> dict[str, Any]:
-    from ..manage.listing import listed
-    from ..models.places import hub_cache
-    from ..models.pull import free_bytes
+    from ...manage.listing import listed
+    from ...models.places import hub_cache
+    from ...models.pull import free_bytes
 
     found = _discovered(base)
     settings, notes = _settings(base)
@@ -163,8 +163,8 @@ def _settings(base: Base) -> tuple[Settings | None, list[str]]:
 
 def _configured(settings: Settings | None, model: LocalModel) -> dict[str, Any]:
     """What the settings say of a model, as far as a list shows it."""
-    from ..engine import outlook
-    from ..settings.names import find_model
+    from ...engine import outlook
+    from ...settings.names import find_model
 
     plain = {"settings_id": model.model_id, "configured": False, "is_default": False, "alias": None,
              "display_name": None, "description": None, "is_hidden": False, "is_favorite": False,
@@ -189,7 +189,7 @@ def _configured(settings: Settings | None, model: LocalModel) -> dict[str, Any]:
 
 
 def _details(name: str, context: int, base: Base) -> dict[str, Any]:
-    from ..manage.details import facts_of, look
+    from ...manage.details import facts_of, look
 
     looked = look(name, _discovered(base).find(name))
     page = looked.page
@@ -203,14 +203,14 @@ def _details(name: str, context: int, base: Base) -> dict[str, Any]:
 
 
 def _hub_url(repo_id: str) -> str:
-    from ..models import hub
+    from ...models import hub
 
     return f"{hub.endpoint()}/{repo_id}"
 
 
 def _plan_removal(name: str, base: Base) -> Removal:
-    from ..models.cache import is_hub_id
-    from ..models.remove import plan_removal
+    from ...models.cache import is_hub_id
+    from ...models.remove import plan_removal
 
     found = _discovered(base).find(name)
     if found is not None and found.source != "hub":
@@ -227,8 +227,8 @@ def _removal(name: str, removal: Removal) -> dict[str, Any]:
 
 def _drafted_by(name: str, loaded: list[str], found: Discovery, base: Base) -> str | None:
     """The loaded model that has `name` as its drafter, by the settings."""
-    from ..engine import outlook
-    from ..settings.names import find_model
+    from ...engine import outlook
+    from ...settings.names import find_model
 
     settings, _ = _settings(base)
     model = found.find(name)

@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import one_line
-from ..side_by_side import SCREENFUL, examples
-from .api.errors import INTERNAL, ApiError
-from .api.fields import Fields, parse_json
-from .connected import Connected, Work, wait_in_line
-from .desk import Seat, read
-from .http import ClientGone, EventStream, json_response, read_body
+from ...errors import one_line
+from ...side_by_side import SCREENFUL, examples
+from ..api.errors import INTERNAL, ApiError
+from ..api.fields import Fields, parse_json
+from ..connected import Connected, Work, wait_in_line
+from ..desk import Seat, read
+from ..http import ClientGone, EventStream, json_response, read_body
+from ..service import Service
 from .race import MOST_TEMPERATURE, MOST_TOKENS, Race, RaceOrder, show_block
-from .service import Service
 
 log = logging.getLogger("dflash2.serve")
 MOST_REPLY_TOKENS = 10**6

@@ -15,13 +15,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AppError
-from ..side_by_side import MODES, SCREENFUL, WARM_UP_TOKENS, TokenTexts, difference, notes, subject, token_text
-from .api.ask import Ask, Draft, set_thinking, thinks
-from .api.errors import ApiError, from_library, refuse
-from .api.fields import Fields
-from .http import Frame
-from .served import Prompt, Served
+from ...errors import AppError
+from ...side_by_side import MODES, SCREENFUL, WARM_UP_TOKENS, TokenTexts, difference, notes, subject, token_text
+from ..api.ask import Ask, Draft, set_thinking, thinks
+from ..api.errors import ApiError, from_library, refuse
+from ..api.fields import Fields
+from ..http import Frame
+from ..served import Prompt, Served
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from .api.ask import THINKING_SWITCHES, thinks
-from .http import json_response
-from .served import Served
-from .service import Service
+from ..api.ask import THINKING_SWITCHES, thinks
+from ..http import json_response
+from ..served import Served
+from ..service import Service
 
 DRAWN = """temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed""".split()
 

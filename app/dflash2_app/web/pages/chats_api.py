@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..chat.export import to_markdown
-from ..chat.overview import Overview, summarise
-from ..chat.record import Chat
-from ..chat.settings import ReplySettings
-from ..chat.store import ChangedElsewhere, ChatStore, NoSuchChat, NotSaved
-from ..errors import AppError
-from .api.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError, from_library, refuse
-from .api.fields import Fields, parse_json
-from .http import json_response, read_body
-from .service import Service
+from ...chat.export import to_markdown
+from ...chat.overview import Overview, summarise
+from ...chat.record import Chat
+from ...chat.settings import ReplySettings
+from ...chat.store import ChangedElsewhere, ChatStore, NoSuchChat, NotSaved
+from ...errors import AppError
+from ..api.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError, from_library, refuse
+from ..api.fields import Fields, parse_json
+from ..http import json_response, read_body
+from ..service import Service
 
 T = TypeVar("T")
 MOST_BODY = 16 * 2**20  # bytes of one chat

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..manage.fetching import NO_DRAFTER
-from .api.errors import NOT_FOUND, ApiError, refuse
+from ...manage.fetching import NO_DRAFTER
+from ..api.errors import NOT_FOUND, ApiError, refuse
+from ..http import json_response
+from ..service import Service
 from .asking import Query, body_fields, in_thread, model_name
 from .downloads import Downloads
-from .http import json_response
-from .service import Service
 
 MOST_FOUND = 100
 CARD_S = 600.0  # how long what the Hub said of a model is taken for true
@@ -43,7 +43,7 @@ class DownloadsApi:
         return json_response({**self._downloads.status(), **await in_thread(_disk)})
 
     async def add(self, request: Request) -> Response:
-        from ..models.cache import is_hub_id
+        from ...models.cache import is_hub_id
 
         fields = await body_fields(request, self._service.limits)
         model, drafter = model_name(fields.text("model")), fields.text("drafter")
@@ -76,7 +76,7 @@ class DownloadsApi:
         return json_response({"removed": self._downloads.clear()})
 
     async def search(self, request: Request) -> Response:
-        from ..models import hub
+        from ...models import hub
 
         query = Query(request)
         text, author, tags = query.text("text"), query.text("author"), query.texts("tag")
@@ -94,7 +94,7 @@ class DownloadsApi:
 
     async def card(self, request: Request) -> Response:
         """What there is to know of a model before it is fetched."""
-        from ..models.memory import DEFAULT_CONTEXT
+        from ...models.memory import DEFAULT_CONTEXT
 
         query = Query(request)
         name = model_name(query.text("name"), "name")
@@ -114,8 +114,8 @@ class DownloadsApi:
 
 
 def _found(item: Any) -> dict[str, Any]:
-    from ..models.discover import local_config
-    from ..models.suggestions import is_non_commercial
+    from ...models.discover import local_config
+    from ...models.suggestions import is_non_commercial
 
     return {
         "name": item.repo_id, "downloads": item.downloads, "likes": item.likes, "updated": item.updated,
@@ -125,18 +125,18 @@ def _found(item: Any) -> dict[str, Any]:
 
 
 def _disk() -> dict[str, Any]:
-    from ..models.places import hub_cache
-    from ..models.pull import SPARE_BYTES, free_bytes
+    from ...models.places import hub_cache
+    from ...models.pull import SPARE_BYTES, free_bytes
 
     return {"hub_cache": str(hub_cache()), "free_bytes": free_bytes(hub_cache()), "spare_bytes": SPARE_BYTES}
 
 
 def _card(name: str, context: int) -> dict[str, Any]:
     """The Hub's part, for the model and the drafter that would come along."""
-    from ..manage.details import facts_of, look
-    from ..manage.fetching import terms
-    from ..models import hub
-    from ..models.suggestions import is_non_commercial
+    from ...manage.details import facts_of, look
+    from ...manage.fetching import terms
+    from ...models import hub
+    from ...models.suggestions import is_non_commercial
 
     looked = look(name, None)
     facts = facts_of(looked, context)
@@ -155,12 +155,12 @@ def _card(name: str, context: int) -> dict[str, Any]:
 
 
 def _drafter(name: str, reason: str) -> dict[str, Any]:
-    from ..errors import AppError
-    from ..manage.fetching import terms
-    from ..models import hub
-    from ..models.pull import plan
-    from ..models.registry import find_drafter
-    from ..models.suggestions import is_non_commercial
+    from ...errors import AppError
+    from ...manage.fetching import terms
+    from ...models import hub
+    from ...models.pull import plan
+    from ...models.registry import find_drafter
+    from ...models.suggestions import is_non_commercial
 
     known = find_drafter(name)
     shown: dict[str, Any] = {"name": name, "reason": reason, "size_bytes": None, "license": None, "gated": None,
@@ -178,8 +178,8 @@ def _drafter(name: str, reason: str) -> dict[str, Any]:
 
 def _here(card: dict[str, Any]) -> dict[str, Any]:
     """What of a model and its drafter is on this machine already, and what is still to come."""
-    from ..models.cache import cached_repo
-    from ..models.discover import local_config
+    from ...models.cache import cached_repo
+    from ...models.discover import local_config
 
     def left(name: str, size: int | None) -> int | None:
         repo = cached_repo(name)

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from ..errors import AppError, UsageError, one_line
-from ..models.hub import HubError
-from .api.errors import BAD_REQUEST, CONFLICT, NOT_FOUND, ApiError, refuse
-from .api.fields import Fields, parse_json
-from .http import read_body
-from .service import Limits
+from ...errors import AppError, UsageError, one_line
+from ...models.hub import HubError
+from ..api.errors import BAD_REQUEST, CONFLICT, NOT_FOUND, ApiError, refuse
+from ..api.fields import Fields, parse_json
+from ..http import read_body
+from ..service import Limits
 
 HUB_FAILED = 424  # the Hub, not this server, could not do it
 LONGEST_NAME = 1000

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AppError, one_line
-from .api.errors import CONFLICT, NOT_FOUND, ApiError
+from ...errors import AppError, one_line
+from ..api.errors import CONFLICT, NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
-    from ..models.pull import RepoPlan
-    from ..models.transfer import Job
+    from ...models.pull import RepoPlan
+    from ...models.transfer import Job
 
 log = logging.getLogger("dflash2.serve")
 
@@ -201,7 +201,7 @@ class Downloads:
             self._run(task)
 
     def _run(self, task: _Task) -> None:
-        from ..models.transfer import Stopped
+        from ...models.transfer import Stopped
 
         state, error = COMPLETED, None
         try:
@@ -226,7 +226,7 @@ class Downloads:
 
     def begin(self, task: _Task, plans: list[RepoPlan], notes: list[str]) -> None:
         """All is known of the files to come."""
-        from ..models.transfer import present
+        from ...models.transfer import present
 
         with self._lock:
             task.repos, task.notes = [plan.page.repo_id for plan in plans], notes
@@ -297,9 +297,9 @@ class _Ears:
 
 
 def _fetch(task: _Task, downloads: Downloads) -> None:
-    from ..manage.fetching import ask_pair, terms
-    from ..models.pull import check_disk, plan, pull
-    from ..models.transfer import Stopped
+    from ...manage.fetching import ask_pair, terms
+    from ...models.pull import check_disk, plan, pull
+    from ...models.transfer import Stopped
 
     asked, notes = ask_pair(task.repo_id, task.drafter)
     if task.stop.is_set():

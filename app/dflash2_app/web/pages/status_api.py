@@ -19,16 +19,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import explain
-from ..machine import MOST_ROWS, examine, kernels, look
-from .api.errors import CONFLICT, ApiError, refuse
-from .api.fields import Fields, parse_json
-from .connected import following
-from .desk import Seat
-from .http import Frame, json_response, read_body
-from .log_buffer import LEVELS, LogBuffer
-from .pages import FOLDER
-from .service import Service
+from ...errors import explain
+from ...machine import MOST_ROWS, examine, kernels, look
+from ..api.errors import CONFLICT, ApiError, refuse
+from ..api.fields import Fields, parse_json
+from ..connected import following
+from ..desk import Seat
+from ..http import Frame, json_response, read_body
+from ..log_buffer import LEVELS, LogBuffer
+from ..service import Service
+from .files import FOLDER
 
 log = logging.getLogger("dflash2.serve")
 BETWEEN_S = 0.3  # between two frames of the log

@@ -7,12 +7,12 @@ import logging
 
 from starlette.routing import BaseRoute, Route
 
-from .connected import Connected, following
+from ..connected import Connected, following
+from ..service import Service
 from .downloads import Downloads
 from .downloads_api import DownloadsApi
 from .live import Live
 from .manager_api import ManagerApi
-from .service import Service
 from .settings_api import SettingsApi
 
 log = logging.getLogger("dflash2.serve")

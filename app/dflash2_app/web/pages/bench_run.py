@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ..bench.history import KeptRun, RunStore
-from ..bench.pair import PairBench
-from ..bench.record import settings_json
-from ..errors import AppError, explain, one_line
-from .api.errors import CONFLICT, NOT_FOUND, ApiError
-from .bell import Bell
+from ...bench.history import KeptRun, RunStore
+from ...bench.pair import PairBench
+from ...bench.record import settings_json
+from ...errors import AppError, explain, one_line
+from ..api.errors import CONFLICT, NOT_FOUND, ApiError
+from ..bell import Bell
+from ..desk import Seat
+from ..service import Service
 from .bench_ask import BenchAsk
-from .desk import Seat
-from .service import Service
 
 if TYPE_CHECKING:
     from dflash2_mlx import bench
@@ -186,10 +186,14 @@ class BenchRunner:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[tuple[list[bench.Event], Exception | None]] = loop.create_future()
 
+        def end(outcome: tuple[list[bench.Event], Exception | None]) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
+
         def work() -> None:
             outcome = _events(run, measurement, lambda *told: loop.call_soon_threadsafe(run.progress, *told))
             if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(outcome))
+                loop.call_soon_threadsafe(end, outcome)
 
         threading.Thread(target=work, name="dflash2-bench", daemon=True).start()
         return await ended

@@ -14,17 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..settings.store import Store
-from .api.errors import BAD_REQUEST, ApiError, refuse
+from ...settings.store import Store
+from ..api.errors import BAD_REQUEST, ApiError, refuse
+from ..http import json_response
+from ..service import Service
 from .asking import Query, body_fields, in_thread, model_name
 from .effects import Effects, settings_saved
-from .http import json_response
-from .service import Service
 
 if TYPE_CHECKING:
-    from ..manage.changes import Change
-    from ..settings.names import Named
-    from ..settings.store import Settings
+    from ...manage.changes import Change
+    from ...settings.names import Named
+    from ...settings.store import Settings
 
 MOST_VALUES = 200
 
@@ -53,13 +53,13 @@ class SettingsApi:
         ]
 
     async def overview(self, request: Request) -> Response:
-        from ..manage.forms import overview
+        from ...manage.forms import overview
 
         Query(request).finish()
         return json_response(await in_thread(lambda: overview(self._store().load())))
 
     async def schema(self, request: Request) -> Response:
-        from ..manage.forms import schema
+        from ...manage.forms import schema
 
         Query(request).finish()
         return json_response({"groups": schema()})
@@ -78,7 +78,7 @@ class SettingsApi:
         return json_response(_shown(change))
 
     async def save(self, request: Request) -> Response:
-        from ..manage.changes import omlx_note
+        from ...manage.changes import omlx_note
 
         name, values = await self._change_fields(request)
         await in_thread(lambda: _find(self._store(), name), missing=True)
@@ -101,14 +101,14 @@ class SettingsApi:
         return json_response(await in_thread(lambda: _preset(self._store(), name, preset, drafter)))
 
     async def recover(self, request: Request) -> Response:
-        from ..manage.changes import recover
+        from ...manage.changes import recover
 
         fields = await body_fields(request, self._service.limits)
         fields.finish()
         return json_response({"moved": await in_thread(lambda: recover(self._store()))})
 
     async def profiles(self, request: Request) -> Response:
-        from ..manage.forms import profiles_object
+        from ...manage.forms import profiles_object
 
         query = Query(request)
         name = model_name(query.text("model"))
@@ -121,22 +121,22 @@ class SettingsApi:
         return json_response(await in_thread(work, missing=True))
 
     async def save_profile(self, request: Request) -> Response:
-        from ..settings.profiles import save_profile
+        from ...settings.profiles import save_profile
 
         return await self._profile(request, lambda store, model, name, _: save_profile(store, model, name))
 
     async def apply_profile(self, request: Request) -> Response:
-        from ..settings.profiles import apply_profile
+        from ...settings.profiles import apply_profile
 
         return await self._profile(request, lambda store, model, name, _: apply_profile(store, model, name))
 
     async def remove_profile(self, request: Request) -> Response:
-        from ..settings.profiles import remove_profile
+        from ...settings.profiles import remove_profile
 
         return await self._profile(request, lambda store, model, name, _: remove_profile(store, model, name))
 
     async def rename_profile(self, request: Request) -> Response:
-        from ..settings.profiles import rename_profile
+        from ...settings.profiles import rename_profile
 
         def work(store: Store, model: str, name: str, more: dict[str, Any]) -> None:
             rename_profile(store, model, name, more["new_name"])
@@ -144,7 +144,7 @@ class SettingsApi:
         return await self._profile(request, work, new_name=True)
 
     async def expose_profile(self, request: Request) -> Response:
-        from ..settings.profiles import expose_profile
+        from ...settings.profiles import expose_profile
 
         def work(store: Store, model: str, name: str, more: dict[str, Any]) -> None:
             expose_profile(store, model, name, exposed=more["exposed"], api_name=more["api_name"])
@@ -190,30 +190,30 @@ class SettingsApi:
 
 
 def _find(store: Store, name: str) -> tuple[Settings, Named]:
-    from ..manage.changes import find_own
+    from ...manage.changes import find_own
 
     settings = store.load()
     return settings, find_own(settings, name)
 
 
 def _form(store: Store, name: str) -> dict[str, Any]:
-    from ..manage.forms import model_form
-    from ..models.discover import discover
-    from ..models.places import find_places
+    from ...manage.forms import model_form
+    from ...models.discover import discover
+    from ...models.places import find_places
 
     settings, named = _find(store, name)
     return model_form(settings, named, os.environ, discover(find_places(store.base.folder)))
 
 
 def _check(store: Store, name: str, values: dict[str, Any]) -> Change:
-    from ..manage.changes import check
+    from ...manage.changes import check
 
     settings, named = _find(store, name)
     return check(settings, named, values, os.environ)
 
 
 def _save(store: Store, name: str, values: dict[str, Any]) -> Change:
-    from ..manage.changes import save
+    from ...manage.changes import save
 
     change = _check(store, name, values)
     if change.good:
@@ -222,9 +222,9 @@ def _save(store: Store, name: str, values: dict[str, Any]) -> Change:
 
 
 def _preset(store: Store, name: str, preset: str | None, drafter: str | None) -> dict[str, Any]:
-    from ..manage.checks import PRESET, preset_values
-    from ..manage.forms import typed
-    from ..settings.keys import KEYS
+    from ...manage.checks import PRESET, preset_values
+    from ...manage.forms import typed
+    from ...settings.keys import KEYS
 
     if preset != PRESET:
         raise refuse("preset", preset, repr(PRESET))
@@ -236,15 +236,15 @@ def _preset(store: Store, name: str, preset: str | None, drafter: str | None) ->
 
 def _engine_values(settings: Settings, named: Named) -> dict[str, Any]:
     """What of a model's settings only a new load can honour."""
-    from ..engine import outlook
-    from ..manage.changes import ENGINE_KEYS
+    from ...engine import outlook
+    from ...manage.changes import ENGINE_KEYS
 
     effective, _, _ = outlook(settings, named, os.environ)
     return {name: effective[name] for name in sorted(ENGINE_KEYS)}
 
 
 def _shown(change: Change) -> dict[str, Any]:
-    from ..manage.forms import pairing_object, plan_object
+    from ...manage.forms import pairing_object, plan_object
 
     return {
         "model": change.named.model_id,

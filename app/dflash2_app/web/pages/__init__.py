@@ -1,0 +1,1 @@
+"""What the web app's pages use: their files, and the endpoints under /api/."""

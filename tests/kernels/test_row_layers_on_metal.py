@@ -1,0 +1,105 @@
+"""Whole replies with the products of every quantized layer run as Metal text, by the emulator where there is no Metal.
+
+The target's 4-bit layers, a quantized drafter's and the head; a few tokens, as a pass makes some eighty products.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+import dflash2_mlx as d2
+from dflash2_mlx.chips import read_chip
+from dflash2_mlx.kernels import qmm_rows
+from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, dispatcher
+from dflash2_mlx.load import Engine
+from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers
+from dflash2_mlx.runtime import owner
+from dflash2_mlx.targets.registry import make_target
+from tests.engines import tiny_engine
+from tests.runs import PROMPT, lively_model, target_config
+from tests.tiny import make_tiny_drafter
+
+from .test_decoder_on_metal import assert_all_ran, replies
+
+QUESTION = "What is 47 + 85?"
+PAIR = ("qmm_rows", "qmm_rows_mma")
+
+
+@pytest.fixture
+def forms(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool]]:
+    """An M4's choices, and which (form, rows, compiled or stock) were made for 2 rows and more."""
+    made = []
+    run = qmm_rows._run
+
+    def note(form: str, call: object, x: mx.array, packed: qmm_rows.Packed) -> mx.array:
+        made.append((form, x.size // x.shape[-1]))
+        return run(form, call, x, packed)
+
+    monkeypatch.setattr(qmm_rows, "this_chip", lambda: read_chip("applegpu_g16s"))
+    monkeypatch.setattr(qmm_rows, "_run", note)
+    return made
+
+
+def config(**changes: object) -> d2.GenerationConfig:
+    return d2.GenerationConfig(**{"max_tokens": 8, "stop_token_ids": (), **changes})
+
+
+def tiny(kind: str = "4bit", *, quantized: bool = True, exact: bool = False, family: str = "qwen3_5") -> Engine:
+    drafter = make_tiny_drafter(vocab_size=211)
+    if quantized:
+        nn.quantize(drafter, group_size=32, bits=8, class_predicate=lambda path, _: path.endswith("_proj"))
+    drafter.compile_for_inference()
+    target = make_target(lively_model.__wrapped__(family, kind), target_config(family), exact=exact)
+    return tiny_engine(family, drafter, target=target)
+
+
+def test_the_embedded_pair(forms, request):
+    asked, few = config(max_tokens=6), config(max_tokens=3, mode="plain")
+    want = replies(d2.load("mini"), QUESTION, [asked])
+    request.getfixturevalue("metal")
+    engine = d2.load("mini", exactness="exact")
+    assert engine.exactness == "exact"
+    assert replies(engine, QUESTION, [asked]) == want
+    assert_all_ran(tuple(name for name in KERNELS if name not in ("qmm_rows_mma", *OPT_IN)))
+    # Blocks of 8 at the target; the drafter's 7 rows at the target's head.
+    assert {form for form, _ in forms} == {"tile"} and {rows for _, rows in forms} >= {7, 8}
+    assert replies(engine, QUESTION, [few]) == [want[0][:3]]
+    assert {form for form, _ in forms} == {"tile"} and 1 in {rows for _, rows in forms}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3", marks=pytest.mark.slow)])
+def test_tiny_pairs_with_quantized_drafters(forms, request, family):
+    wanted = [config(), config(block_size=3, sampling=d2.SamplingConfig(temperature=0.8, seed=5))]
+    want = replies(owner().call(lambda: tiny(family=family)), PROMPT, wanted)
+    request.getfixturevalue("metal")
+    # Both kernels: races whose winner is the matrix units, for blocks of 5.
+    engine = owner().call(lambda: tiny(family=family))
+    layers = [layer for _, layer in row_layers(engine.target.text_model)]
+    assert len(layers) > 20 and all(isinstance(layer, RowsLinear | RowsEmbedding) for layer in layers)
+    x = mx.zeros((5, 64))
+    dispatcher().adopt({("qmm_rows", layer.packed().product(x).key): "matrix" for layer in layers})
+    assert replies(engine, PROMPT, wanted) == want
+    assert_all_ran(PAIR)
+    assert {"tile", "matrix"} <= {form for form, _ in forms}
+
+
+def test_exact_passes_have_the_same_bits_in_blocks_and_one_by_one(metal, forms):
+    engine = owner().call(lambda: tiny(exact=True, family="qwen3"))
+    target = engine.target
+    ids = mx.array([[*PROMPT, 11, 12, 13]], dtype=mx.int32)
+
+    def logits(*widths: int) -> list[np.ndarray]:
+        state, at, found = target.new_state(), 0, []
+        for width in widths:
+            out = target.forward(ids[:, at : at + width], state)
+            target.commit(state, width)
+            found.append(np.array(out.logits[0]))
+            at += width
+        return np.concatenate(found)
+
+    np.testing.assert_array_equal(logits(6, 3), logits(6, 1, 1, 1))
+    np.testing.assert_array_equal(logits(6, 3), logits(*[1] * 9))
+    assert {form for form, _ in forms} == {"tile"}
