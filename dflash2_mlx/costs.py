@@ -1,6 +1,7 @@
 """What a pass costs by its number of rows, and the verify width that pays.
 
-Owns: measured times of target and draft passes, the expected tokens of a block, and the choice between widths.
+Owns: measured times of target and draft passes, where a pair's costs come from, the expected tokens of a block, and
+the choice between widths. What a chip should need by arithmetic is `cost_model`'s.
 Knows nothing of sessions: passes are run on a state of their own and never committed. All functions run on the
 thread that owns MLX.
 
@@ -9,15 +10,18 @@ Reference: DFlash 2 specification 6.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from .drafter.model import DraftModel
+from .errors import ConfigError
 from .targets.base import Target
 
 MOST_ROWS = 16
@@ -26,37 +30,101 @@ _LONG_ENOUGH_S = 0.05  # what a chain of passes should take
 _MOST_PASSES = 16
 _REPEATS = 3
 
-Key = tuple[str, int]  # "verify" or "draft", rows
+Key = tuple[str, int]  # "verify", "deep" or "draft", rows
 Name = TypeVar("Name", bound=Hashable)
 Chain = Callable[[int], mx.array]  # builds n passes; its result depends on the last
 
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Seconds per pass: `verify[rows]` of the target, `draft[width]` of a proposal with its context rows."""
+    """Seconds per pass.
+
+    Attributes:
+        verify: of the target, by rows, behind `CONTEXT` committed positions.
+        draft: of a proposal with its context rows, by width; the drafter's window bounds what it sees.
+        slope: what each further committed position adds to a target pass, by rows; rows that are missing add what a
+            single row does, and nothing where that is missing too.
+    """
 
     verify: dict[int, float]
     draft: dict[int, float]
+    slope: dict[int, float] = field(default_factory=dict)
+
+    def at(self, depth: int) -> PassCosts:
+        """The costs behind `depth` committed positions."""
+        beyond = max(0, depth - CONTEXT)
+        if not self.slope or not beyond:
+            return self
+        single = self.slope.get(1, 0.0)
+        deeper = {rows: cost + beyond * self.slope.get(rows, single) for rows, cost in self.verify.items()}
+        return PassCosts(deeper, self.draft)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Plain JSON; seconds by rows."""
+        parts = {"verify_s": self.verify, "draft_s": self.draft, "per_position_s": self.slope}
+        return {name: {str(rows): seconds for rows, seconds in part.items()} for name, part in parts.items()}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> PassCosts:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            ConfigError: naming the entry that is not a table of positive numbers by rows.
+        """
+        return cls(*(_table(raw, name) for name in ("verify_s", "draft_s", "per_position_s")))
+
+
+def _table(raw: Mapping[str, Any], name: str) -> dict[int, float]:
+    given, found = raw.get(name), {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"costs {name}: got {given!r}, expected seconds by rows")
+    for rows, seconds in given.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
+        if not (isinstance(rows, str) and rows.isdecimal() and int(rows)) or not number or seconds < 0:
+            raise ConfigError(f"costs {name}: got {rows!r}: {seconds!r}, expected seconds by rows")
+        found[int(rows)] = float(seconds)
+    if name == "verify_s" and not found.get(1):
+        raise ConfigError("costs verify_s: got no time of one row, expected one")
+    return found
+
+
+MEASURED, KEPT, MODEL = "measured", "kept", "model"
 
 
 class CostTable:
-    """Costs of one pair on this machine, measured when they are first asked for.
+    """Costs of one pair on this machine.
+
+    Measured ones count most, whether just now or in an earlier process (kept); a model's serve until there are any.
+    Where there is nothing, they are measured when they are first asked for.
 
     Args:
         costs: what is known already.
+        prior: what the cost model says for this chip, if it knows it.
     """
 
-    def __init__(self, costs: PassCosts | None = None):
-        self._costs = costs
+    def __init__(self, costs: PassCosts | None = None, *, prior: PassCosts | None = None):
+        self._costs = costs or prior
+        self.source: str | None = MEASURED if costs else MODEL if prior else None
+        # Is told of newly measured ones, on the owner thread; says what went wrong.
+        self.keep: Callable[[PassCosts], str | None] | None = None
+        self.problem: str | None = None
 
     @property
     def known(self) -> bool:
+        """Whether asking for costs measures nothing."""
         return self._costs is not None
+
+    def adopt(self, costs: PassCosts, source: str) -> None:
+        """Take these from now on; `source` is `MEASURED` or `KEPT`."""
+        self._costs, self.source = costs, source
+        if source == MEASURED and self.keep is not None:
+            self.problem = self.keep(costs)
 
     def costs(self, target: Target, drafter: DraftModel) -> PassCosts:
         """Costs of plain passes and of every width up to the drafter's block size."""
         if self._costs is None:
-            self._costs = measure_costs(target, drafter, range(1, drafter.config.block_size + 1))
+            self.adopt(measure_costs(target, drafter, range(1, drafter.config.block_size + 1)), MEASURED)
+        assert self._costs is not None
         return self._costs
 
 
@@ -76,14 +144,44 @@ def measure_costs(
 
     Each pass waits for the one before it, on the device; the host reads only the end of a chain.
     """
+    steps = measuring_costs(target, drafter, rows)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            costs: PassCosts = end.value
+            return costs
+
+
+def measuring_costs(
+    target: Target, drafter: DraftModel | None, rows: Iterable[int], *, deep: int | None = None
+) -> Generator[None, None, PassCosts]:
+    """`measure_costs` in slices of about a pass; what else wants the device may run in between.
+
+    Args:
+        deep: also time passes behind so many positions, whose rows hold anything, for what a position adds.
+    """
     rows = list(rows)
-    chains: dict[Key, Chain] = {("verify", count): target_chain(target, count) for count in rows}
+    chains: dict[Key, Chain] = {("verify", count): chain for count, chain in target_chains(target, rows).items()}
     if drafter is not None:
         widths = [count for count in rows if 2 <= count <= drafter.config.block_size]
         chains |= {("draft", width): draft_chain(target, drafter, width) for width in widths}
-    seconds = {key: statistics.median(times) for key, times in time_in_turns(chains, _REPEATS).items()}
-    verify, draft = ({n: s for (what, n), s in seconds.items() if what == kind} for kind in ("verify", "draft"))
-    return PassCosts(verify, draft)
+    if deep is not None:
+        chains |= {("deep", count): chain for count, chain in target_chains(target, rows, deep).items()}
+    times = yield from timing_in_turns(chains, _REPEATS)
+    seconds = {key: statistics.median(of_key) for key, of_key in times.items()}
+    verify, draft, below = (
+        {n: s for (what, n), s in seconds.items() if what == kind} for kind in ("verify", "draft", "deep")
+    )
+    slope = {count: max(0.0, s - verify[count]) / (deep - CONTEXT) for count, s in below.items()} if deep else {}
+    return PassCosts(verify, draft, slope)
+
+
+def cost_slices(drafter: DraftModel | None, rows: Iterable[int], deep: int | None) -> int:
+    """How many slices `measuring_costs` takes."""
+    rows = list(rows)
+    drafts = 0 if drafter is None else sum(2 <= count <= drafter.config.block_size for count in rows)
+    return (len(rows) * (1 + (deep is not None)) + drafts) * (1 + _REPEATS)
 
 
 def expected_tokens(acceptance: Sequence[float | None], width: int) -> float:
@@ -118,17 +216,39 @@ def best_gain(found: Sequence[WidthGain]) -> WidthGain:
 
 def time_in_turns(chains: Mapping[Name, Chain], repeats: int) -> dict[Name, list[float]]:
     """Seconds of one pass of each chain, `repeats` times in turns: a slow moment of the machine hits all alike."""
-    passes = {key: _enough_passes(chain) for key, chain in chains.items()}
+    steps = timing_in_turns(chains, repeats)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            seconds: dict[Name, list[float]] = end.value
+            return seconds
+
+
+def timing_in_turns(
+    chains: Mapping[Name, Chain], repeats: int, *, most: int = _MOST_PASSES
+) -> Generator[None, None, dict[Name, list[float]]]:
+    """`time_in_turns` in slices: one chain is run, or tried, between two pauses.
+
+    Args:
+        most: passes of one run.
+    """
+    passes: dict[Name, int] = {}
+    for key, chain in chains.items():
+        passes[key] = _enough_passes(chain, most)
+        yield
     seconds: dict[Name, list[float]] = {key: [] for key in chains}
-    for _ in range(repeats):
-        for key, chain in chains.items():
-            seconds[key].append(_timed(chain, passes[key]) / passes[key])
+    for turn in range(repeats):
+        order = list(chains)
+        for key in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+            seconds[key].append(_timed(chains[key], passes[key]) / passes[key])
+            yield
     return seconds
 
 
-def _enough_passes(chain: Chain) -> int:
+def _enough_passes(chain: Chain, most: int) -> int:
     mx.eval(chain(1))  # compiles, and allocates what is reused
-    return max(1, min(_MOST_PASSES, round(_LONG_ENOUGH_S / _timed(chain, 1))))
+    return max(1, min(most, round(_LONG_ENOUGH_S / _timed(chain, 1))))
 
 
 def _timed(chain: Chain, passes: int) -> float:
@@ -139,25 +259,31 @@ def _timed(chain: Chain, passes: int) -> float:
 
 def target_chain(target: Target, rows: int) -> Chain:
     """Verify passes of `rows` rows, none of them committed."""
+    return target_chains(target, [rows])[rows]
+
+
+def target_chains(target: Target, counts: Iterable[int], depth: int = CONTEXT) -> dict[int, Chain]:
+    """Verify passes of each number of rows behind `depth` positions; all on one state, as none is committed."""
     state = target.new_state(1)
     prompt = mx.zeros((1, CONTEXT), dtype=mx.int32)
     target.forward(prompt, state, last_only=True)
     target.commit(state, CONTEXT)
     state.settle(CONTEXT, CONTEXT, 0)
+    if depth > CONTEXT:
+        state.pretend(depth)
     mx.eval(state.arrays())
     nothing = mx.zeros((1,), dtype=mx.int32)
-    first = mx.zeros((1, rows), dtype=mx.int32)
 
-    def chain(passes: int) -> mx.array:
-        ids = first
+    def chain(rows: int, passes: int) -> mx.array:
+        ids = mx.zeros((1, rows), dtype=mx.int32)
         for _ in range(passes):
             out = target.forward(ids, state)
             target.commit(state, nothing)
-            state.settle(rows, 0, CONTEXT)
+            state.settle(rows, 0, depth)
             ids = mx.argmax(out.logits, axis=-1).astype(mx.int32)
         return ids
 
-    return chain
+    return {count: partial(chain, count) for count in counts}
 
 
 def draft_chain(target: Target, drafter: DraftModel, width: int) -> Chain:

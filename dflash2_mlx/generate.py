@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from .config import GenerationConfig
 from .constraints import LogitConstraint
+from .costs import MODEL
 from .errors import ConfigError, PromptError, SettingError
 from .kernels._dispatch import dispatcher
 from .load import Engine
@@ -33,6 +34,7 @@ _AHEAD = 64  # events a reply may be ahead of its reader
 PLAIN, DFLASH2 = "plain", "dflash2"
 NO_DRAFTER = "no drafter given"
 OFF = "verify_mode is off"
+ADAPTIVE_BY_MODEL = "verify_mode adaptive: the costs of passes are computed for this chip, not measured"
 
 
 def new_session(engine: Engine, config: GenerationConfig | None = None) -> Session:
@@ -314,7 +316,10 @@ class _Reply:
             self.stats.notices.append(
                 f"verify_mode adaptive: the costs of passes were measured first, in {spent:.1f} s"
             )
-        return Adaptive(costs, self.request.width)
+            self.stats.notices += [engine.costs.problem] if engine.costs.problem else []
+        elif engine.costs.source == MODEL:
+            self.stats.notices.append(ADAPTIVE_BY_MODEL)
+        return Adaptive(costs, self.request.width, depth=len(self.request.prompt))
 
     def _tell_of_cache(self) -> None:
         """Pass on what the cache skipped or could not do."""

@@ -21,13 +21,15 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from .checkpoint import find_config, find_files, read_config
+from .chips import this_chip
 from .config import DrafterConfig
-from .costs import CostTable
+from .cost_model import OwnKernels, predict, workload
+from .costs import CostTable, PassCosts
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
-from .kernels._dispatch import dispatcher
+from .kernels._dispatch import KERNELS, dispatcher
 from .kernels.qmm_rows import EXACT_ROWS
 from .layout import on_cpu, store_for_device
 from .memory import Precision
@@ -134,6 +136,9 @@ def load(
     how: tuple[object, ...] = (target_dtype, drafter_dtype, draft_bits, draft_group_size, draft_window, draft_sink)
     if exact:
         how = (*how, exactness)
+    held = load_precision(
+        draft_bits=draft_bits, draft_group_size=draft_group_size, target_dtype=target_dtype, drafter_dtype=drafter_dtype
+    )
     return Engine(
         target=target_model,
         drafter=draft_model,
@@ -145,6 +150,7 @@ def load(
         exactness=exactness,
         target_config=config,
         fingerprint=fingerprint([folder, *([draft.folder] if draft else [])], (*how, str(mx.default_device()))),
+        costs=CostTable(prior=None if draft_model is None else prior_costs(config, draft_model.config, held)),
     )
 
 
@@ -221,7 +227,30 @@ def with_drafter(
     folder, config = checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
     _check_rows(engine.exactness, config)
     files = _DrafterFiles(folder, config, draft_bits, draft_group_size)
-    return replace(engine, drafter=owner().call(lambda: files.read(engine.target)), drafter_name=str(drafter))
+    model = owner().call(lambda: files.read(engine.target))
+    # What was measured, and what is kept under the fingerprint, belongs to the other drafter.
+    return replace(
+        engine, drafter=model, drafter_name=str(drafter), costs=CostTable(), fingerprint=unique_fingerprint()
+    )
+
+
+def prior_costs(config: Mapping[str, Any], drafter: DrafterConfig, held: Precision) -> PassCosts | None:
+    """What passes should cost here by the cost model; None where it does not know the chip, or MLX uses no GPU."""
+    if on_cpu() or not mx.metal.is_available():
+        return None
+    rows = range(1, drafter.block_size + 1)
+    return predict(workload(config, drafter, held), this_chip(), own_kernels(), rows)
+
+
+def own_kernels() -> OwnKernels:
+    """Which few-row kernels of ours may run in this process."""
+    kernels = dispatcher()
+    runs = {name: kernels.wants_metal(name) for name in KERNELS}
+    return OwnKernels(
+        linear=runs.get("qmm_rows", False),
+        attention=runs.get("few_row_attention", False),
+        recurrent=runs.get("gated_delta_verify", False),
+    )
 
 
 def _check_rows(exactness: str, config: DrafterConfig) -> None:
@@ -307,9 +336,7 @@ def _drafter_dtype(wanted: str, *, quantized: bool) -> mx.Dtype:
         return {"bfloat16": mx.bfloat16, "float32": mx.float32}[wanted]
     if on_cpu():
         return mx.float32
-    architecture = str(mx.device_info().get("architecture", ""))
-    emulated = architecture.startswith(("applegpu_g13", "applegpu_g14"))  # M1, M2
-    return mx.float32 if emulated and quantized else mx.bfloat16
+    return mx.float32 if this_chip().emulates_bfloat16 and quantized else mx.bfloat16
 
 
 def load_precision(

@@ -128,16 +128,17 @@ def memory_estimate(
 def _target_weights(shape: TargetShape, config: Mapping[str, Any], held: Precision) -> int:
     quantization = None if held.dequantized else config.get("quantization") or config.get("quantization_config")
     return sum(
-        _tensor_bytes(dims, _packing(name, dims, quantization), _own_bytes(name, held.target_bytes))
+        tensor_bytes(dims, packing(name, dims, quantization), own_bytes(name, held.target_bytes))
         for name, dims in shape.tensors.items()
     )
 
 
-def _own_bytes(name: str, width: int) -> int:
+def own_bytes(name: str, width: int) -> int:
+    """Bytes of a number of a tensor that is not packed, where most have `width`."""
     return _SINGLE if name.endswith("A_log") else width  # decay stays float32
 
 
-def _packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, int] | None:
+def packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, int] | None:
     """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain."""
     if not isinstance(quantization, Mapping) or len(dims) < 2 or "conv1d" in name:
         return None
@@ -155,23 +156,24 @@ def _packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, 
     return None if dims[-1] % group else (bits, group)
 
 
-def _tensor_bytes(dims: Iterable[int], packing: tuple[int, int] | None, width: int) -> int:
+def tensor_bytes(dims: Iterable[int], packed: tuple[int, int] | None, width: int) -> int:
+    """Bytes of one tensor, packed or of `width` bytes a number."""
     count = math.prod(dims)
-    if packing is None:
+    if packed is None:
         return count * width
-    bits, group = packing
+    bits, group = packed
     return count * bits // 8 + 2 * (count // group) * width  # codes, then scales and biases
 
 
 def _drafter_weights(config: DrafterConfig, held: Precision) -> int:
     total = 0
     for name, dims in expected_shapes(config).items():
-        packing = None
+        how = None
         if config.quantization and not any(book in name for book in _CODEBOOKS):
-            packing = _packing(name, dims, config.quantization)
+            how = packing(name, dims, config.quantization)
         elif held.draft_bits is not None and name.removesuffix(".weight").rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD:
-            packing = (held.draft_bits, held.draft_group_size)
-        size = _tensor_bytes(dims, packing, held.drafter_bytes)
+            how = (held.draft_bits, held.draft_group_size)
+        size = tensor_bytes(dims, how, held.drafter_bytes)
         twice = name.endswith(("k_proj.weight", "v_proj.weight"))  # beside the queries, and for all layers' context
         total += 2 * size if twice else size
     return total

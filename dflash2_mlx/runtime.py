@@ -8,10 +8,12 @@ values. Several jobs share the thread fairly, one step each. Knows nothing of mo
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -41,6 +43,8 @@ class Owner:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._jobs: deque[Job] = deque()
+        self._idle_jobs: deque[Job] = deque()
+        self._last_work = time.monotonic()
         self._stopped = False
         self._pid = os.getpid()
         self._ended = False
@@ -81,10 +85,25 @@ class Owner:
             self._calls.put(run)
         return future.result()
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Have `function`, which must not raise, run on the owner thread; do not wait for it."""
+        self._check_process()
+        self._calls.put(function)
+
     def submit(self, job: Job) -> None:
         """Step `job` in turn with the others until it has no more to do."""
         self._check_process()
         self._calls.put(lambda: self._jobs.append(job))
+
+    def submit_idle(self, job: Job) -> None:
+        """Step `job` while no other job is there and no call waits; `ready` says whether it has been quiet enough."""
+        self._check_process()
+        self._calls.put(lambda: self._idle_jobs.append(job))
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a job had anything to do."""
+        return 0.0 if self._jobs else time.monotonic() - self._last_work
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -99,9 +118,13 @@ class Owner:
     def _run(self) -> None:
         while not self._stopped:
             self._take_calls()
-            if not self._step_jobs() and self._jobs:
-                threading.Event().wait(_IDLE_S)
+            worked = self._step_jobs()
+            if not self._jobs and self._calls.empty():
+                worked = self._step_idle_job()
+            if not worked and (self._jobs or self._idle_jobs):
+                self._await_call()
         self._jobs.clear()
+        self._idle_jobs.clear()
         with self._ending:
             self._ended = True
         while not self._calls.empty():
@@ -123,21 +146,41 @@ class Owner:
             worked = True
             if job.step():
                 self._jobs.append(job)
+            self._last_work = time.monotonic()
             if not self._calls.empty() or self._stopped:
                 break
         return worked
+
+    def _step_idle_job(self) -> bool:
+        """One step of the first of the idle jobs; False when it is not ready, or there is none."""
+        if not self._idle_jobs or not self._idle_jobs[0].ready():
+            return False
+        job = self._idle_jobs.popleft()
+        if job.step():
+            self._idle_jobs.appendleft(job)
+        return True
+
+    def _await_call(self) -> None:
+        """Wait a little, or until a call comes."""
+        with contextlib.suppress(queue.Empty):
+            self._run_call(self._calls.get(timeout=_IDLE_S))
+
+    def _run_call(self, call: Callable[[], None] | None) -> None:
+        if call is not None:
+            call()
 
     def _take_calls(self) -> None:
         """Run what was asked for; with no job to step, wait for the next call."""
         while True:
             try:
-                call = self._calls.get(block=not self._jobs)
+                call = self._calls.get(block=not self._jobs and not self._idle_jobs)
             except queue.Empty:
                 return
             if call is None:
                 return
             call()
             del call
+            self._last_work = time.monotonic()
 
 
 @functools.cache

@@ -65,10 +65,12 @@ LIBRARY = [
     "targets.config",
     "targets",
     "kernels.target_contests",
+    "kernels.contests",
     "costs",
     "fingerprint",
     "shapes",
     "memory",
+    "cost_model",
     "describe",
     "checkpoint",
     "pairing",
@@ -98,6 +100,11 @@ LIBRARY = [
     "analysis",
     "bench.*",
     "bench",
+    "tune.race",
+    "tune.record",
+    "tune.run",
+    "tune.background",
+    "tune",
     "",  # dflash2_mlx/__init__.py: the public names
 ]
 APPLICATION = [
@@ -112,6 +119,7 @@ APPLICATION = [
     "models.*",
     "models",
     "fit",
+    "tuning",
     "loading",
     "engine",
     "samples",
@@ -142,7 +150,13 @@ APPLICATION_NEEDS = set(
     "uvicorn".split()
 )
 # What an application may import of the library: its public names and the public sub-packages.
-PUBLIC_MODULES = {"dflash2_mlx", "dflash2_mlx.training", "dflash2_mlx.analysis", "dflash2_mlx.bench"}
+PUBLIC_MODULES = {
+    "dflash2_mlx",
+    "dflash2_mlx.training",
+    "dflash2_mlx.analysis",
+    "dflash2_mlx.bench",
+    "dflash2_mlx.tune",
+}
 
 
 @dataclass(frozen=True)

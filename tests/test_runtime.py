@@ -118,6 +118,45 @@ def test_a_call_is_served_between_the_steps_of_a_job(fresh_owner: Owner) -> None
     assert job.left > 0
 
 
+def test_idle_jobs_run_one_by_one_while_nothing_else_is_there(fresh_owner: Owner) -> None:
+    log: list[tuple[str, int]] = []
+    first, second, busy = Count("first", 3, log), Count("second", 2, log), Count("busy", 4, log)
+    fresh_owner.call(
+        lambda: [fresh_owner.submit_idle(first), fresh_owner.submit_idle(second), fresh_owner.submit(busy)]
+    )
+    assert second.done.wait(10)
+    assert [name for name, _ in log] == ["busy"] * 4 + ["first"] * 3 + ["second"] * 2
+
+
+def test_an_idle_job_waits_behind_a_stalled_one_and_calls_come_at_once(fresh_owner: Owner) -> None:
+    log: list[tuple[str, int]] = []
+    stalled, idle = Count("stalled", 1, log), Count("idle", 10**9, log)
+    stalled.waiting = True
+    fresh_owner.call(lambda: [fresh_owner.submit(stalled), fresh_owner.submit_idle(idle)])
+    time.sleep(0.2)
+    assert log == [], "its reader may come back at any moment"
+    began = time.monotonic()
+    for _ in range(40):
+        in_thread(lambda: fresh_owner.call(lambda: None), timeout=10)
+    assert time.monotonic() - began < 1.0, "a call does not wait until a stalled job is looked at again"
+    stalled.waiting = False
+    assert stalled.done.wait(10)
+    assert in_thread(lambda: fresh_owner.call(lambda: 7), timeout=10) == 7
+    posted = threading.Event()
+    fresh_owner.post(posted.set)
+    assert posted.wait(10)
+
+
+def test_quiet_counts_from_the_last_work(fresh_owner: Owner) -> None:
+    fresh_owner.call(lambda: None)
+    time.sleep(0.15)
+    assert fresh_owner.quiet_s > 0.1
+    job = Count("job", 10**9, [])
+    fresh_owner.submit(job)
+    time.sleep(0.05)
+    assert fresh_owner.quiet_s == 0.0 or fresh_owner.quiet_s < 0.05
+
+
 def test_a_stopped_owner_refuses_instead_of_hanging() -> None:
     made = Owner()
     made.stop()

@@ -217,6 +217,26 @@ def test_costs_are_measured_once_per_engine():
     assert "costs of passes were measured first" in first[0] and second == []
 
 
+def test_a_chips_prior_serves_until_something_was_measured():
+    engine = replace(scripted_engine("qwen3", RIGHT), costs=CostTable(prior=FLAT))
+    assert engine.costs.known and engine.costs.source == "model"
+    config = d2.GenerationConfig(max_tokens=12, verify_mode="adaptive")
+    told = "verify_mode adaptive: the costs of passes are computed for this chip, not measured"
+    assert d2.generate(engine, PROMPT, config).stats.notices == [told]
+    assert engine.costs.source == "model", "nothing was measured for a reply"
+    engine.costs.adopt(STEEP, "kept")
+    stats = d2.generate(engine, PROMPT, config).stats
+    assert stats.notices == [] and set(stats.rounds_by_width) == {1}
+
+
+def test_a_long_prompt_counts_as_depth():
+    walled = PassCosts(FLAT.verify, FLAT.draft, {1: 0.0, 2: 9.0, 3: 9.0, 4: 9.0, 5: 9.0})
+    engine = replace(scripted_engine("qwen3", RIGHT), costs=CostTable(walled))
+    config = d2.GenerationConfig(max_tokens=12, verify_mode="adaptive")
+    assert max(d2.generate(engine, PROMPT, config).stats.rounds_by_width) == 5
+    assert set(d2.generate(engine, PROMPT * 60, config).stats.rounds_by_width) == {1}
+
+
 def test_shares_by_position_count_only_rounds_that_drafted_that_far():
     stats = d2.GenerationStats(mode="dflash2", block_size=4)
     for width, accepted in ((4, 3), (2, 1), (2, 0), (1, 0), (3, 1)):

@@ -128,6 +128,18 @@ def test_rests_grow_while_trials_fail_and_end_when_one_pays():
     assert run.widths[-100:].count(1) == 0
 
 
+def test_deep_in_a_text_wide_rounds_may_not_pay_any_more():
+    given = COSTS["flat"]
+    walled = PassCosts(given.verify, given.draft, {1: 0.0001, 5: 0.0001, 6: 0.001, 7: 0.001, 8: 0.001})
+    run = simulate(Adaptive(walled, BLOCK), walled, lambda _: SHARES["good"], 300)
+    assert max(run.widths[-20:]) == 8, "300 rounds are some 1,500 positions"
+    deep = simulate(Adaptive(walled, BLOCK, depth=16000), walled, lambda _: SHARES["good"], 300)
+    assert max(deep.widths) <= 5
+    # It is the text itself that grows: the same policy narrows on its way.
+    long = simulate(Adaptive(walled, BLOCK), walled, lambda _: SHARES["good"], 6000)
+    assert max(long.widths[-20:]) <= 5
+
+
 def test_only_measured_widths_up_to_the_limit():
     given = PassCosts({1: 1.0, 3: 1.05, 5: 1.1, 8: 1.1}, {3: 0.1, 5: 0.1, 8: 0.1, 7: 0.0})
     run = simulate(Adaptive(given, 5), given, lambda _: SHARES["good"], 200)
@@ -135,18 +147,40 @@ def test_only_measured_widths_up_to_the_limit():
 
 
 def test_estimates_by_hand():
-    seen = Acceptance(3)
+    seen, fade = Acceptance(3), Acceptance.LONG
     assert seen.shares() == [0.7, 0.7, 0.7]
     seen.learn(drafted=3, accepted=1)  # 1 kept, 2 refused, 3 not reached
     first, second = (1 + 0.7) / 2, (1 + 0.7) / 2 / 2
     assert seen.shares() == pytest.approx([first, second, second])
     seen.learn(drafted=1, accepted=1)  # says nothing of position 2, which fades
-    tried, kept = 0.94 + 1, 0.94 + 1
+    tried, kept = fade + 1, fade + 1
     first = (kept + 0.7) / (tried + 1)
-    second = first / (0.94 + 1)
+    second = first / (fade + 1)
     assert seen.shares() == pytest.approx([first, second, second])
     seen.forget()
     assert seen.shares() == [0.7, 0.7, 0.7]
+
+
+def test_hope_is_larger_where_less_was_seen():
+    seen = Acceptance(3)
+    for _ in range(20):
+        seen.learn(drafted=1, accepted=1)
+        seen.learn(drafted=1, accepted=0)
+    known, hoped = seen.shares(), seen.shares(0.5)
+    gains = [high - low for high, low in zip(hoped, known, strict=True)]
+    assert 0 < gains[0] < 0.06 and gains[1] > 2 * gains[0] and all(0 <= share <= 1 for share in hoped)
+
+
+def test_a_change_is_noticed_within_a_few_rounds_and_luck_is_not_one():
+    steady, changed = Acceptance(1), Acceptance(1)
+    draw = random.Random(4)
+    for _ in range(200):
+        steady.learn(1, int(draw.random() < 0.8))
+        changed.learn(1, int(draw.random() < 0.8))
+    assert steady.shares()[0] == pytest.approx(0.8, abs=0.12)
+    for _ in range(8):
+        changed.learn(1, 0)
+    assert changed.shares()[0] < 0.35, "the long memory alone would say 0.6"
 
 
 def test_what_fades_is_tried_again():

@@ -301,7 +301,8 @@ def _settle(
         **model_layers(settings, named.model_id, named.profile),
     }
     effective = resolve(layers, {**(MINI_DEFAULTS if target == MINI else {}), **(defaults or {})})
-    plan = make_plan(effective, target, abilities=ABILITIES, ssd_folder=settings.ssd_folder)
+    folders = {"ssd_folder": settings.ssd_folder, "tune_folder": settings.base.tune}
+    plan = make_plan(effective, target, abilities=ABILITIES, **folders)
     return effective, plan, [*_record_notes(settings, named), *plan.notes]
 
 

@@ -6,12 +6,13 @@ cannot be used. Knows no settings file and no command.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .fit import Room
 from .settings.names import MINI
 from .settings.plan import Plan, drafter_dtype, usable_view
+from .tuning import Tuned, take_up
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -30,6 +31,11 @@ class Loaded:
     reason: str | None = None
     notes: tuple[str, ...] = ()
     prefix_cache: Any = None
+    tuned: Tuned = field(default_factory=Tuned)
+
+    def stop(self) -> None:
+        """End what goes on in the background; the engine is about to leave memory."""
+        self.tuned.stop()
 
 
 def load_key(plan: Plan) -> LoadKey:
@@ -47,13 +53,14 @@ def load_engine(plan: Plan, room: Room, *, plain: bool = False, several: bool = 
     Args:
         room: what the plan leaves of this machine's memory.
         plain: leave the drafter on disk.
-        several: more than one reply will follow, so that a prefix cache in memory is of use.
+        several: more than one reply will follow, so that a prefix cache in memory is of use, and tuning in between.
     Raises:
         Dflash2Error: the target cannot be loaded, or a drafter that was named just now.
     """
     engine, reason, notes = _load(plan, plain=plain)
     cache, cut = _prefix_cache(plan, room, several=several)
-    return Loaded(engine, reason, (*notes, *room.notes, *([cut] if cut else [])), cache)
+    tuned = take_up(engine, plan.tune_folder, background=several and plan.tune)
+    return Loaded(engine, reason, (*notes, *room.notes, *([cut] if cut else []), *tuned.notes), cache, tuned)
 
 
 def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:

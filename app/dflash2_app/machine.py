@@ -6,11 +6,13 @@ Owns: the fields of `doctor --json`. Does not print. Invariant: `look` measures 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .samples import sample_prompt
+from .tuning import overview
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -20,8 +22,11 @@ MOST_ROWS = 16
 Found = dict[str, Any]
 
 
-def look() -> Found:
+def look(tune_folder: Path) -> Found:
     """Find out what can be known without measuring.
+
+    Args:
+        tune_folder: of the records of tuning.
 
     Raises:
         ConfigError: `DFLASH2_KERNELS` cannot be read.
@@ -35,6 +40,8 @@ def look() -> Found:
         "memory_bandwidth_bytes_per_s": None,
         "kernels": kernels(),
         "kernel_times": [],
+        "tuning": overview(tune_folder),
+        "tuned": None,
         "pair": None,
         "problem": None,
         "busy": busy_note(),
@@ -84,6 +91,29 @@ def examine(found: Found, engine: d2.Engine, rows: int, tell: Callable[[str], No
     if engine.drafter is not None:
         tell("timing the kernels")
         found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
+
+
+def tune_pair(engine: d2.Engine, folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Tune a loaded pair, and keep the record; yields steps done, steps in all, and what is under way.
+
+    Raises:
+        OSError: the record cannot be written.
+    """
+    from dflash2_mlx import tune
+
+    last = None
+    for progress in tune.tune(engine, tune.TuneFolder(folder)):
+        if progress != last:
+            yield progress.done, progress.total, progress.what
+        last = progress
+
+
+def record_of(engine: d2.Engine, folder: Path) -> Found | None:
+    """What is kept of tuning this pair."""
+    from dflash2_mlx import analysis, tune
+
+    record, _ = tune.TuneFolder(folder).find(tune.identity_of(analysis.this_chip(), engine.fingerprint))
+    return None if record is None else record.to_dict()
 
 
 def _cannot(machine: Found) -> list[str]:

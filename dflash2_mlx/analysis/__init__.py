@@ -1,5 +1,6 @@
 """Measures a machine and a pair: what runs here, what a pass costs, which block size pays, what the method brings."""
 
+from ..chips import Chip, this_chip
 from ..kernels._dispatch import KernelState
 from ..load import with_drafter
 from .ablation import ablations
@@ -20,6 +21,7 @@ __all__ = [
     "BlockAttention",
     "BlockRow",
     "BlockView",
+    "Chip",
     "CostShare",
     "CostShares",
     "KernelState",
@@ -43,6 +45,7 @@ __all__ = [
     "memory_limit",
     "memory_use",
     "package_versions",
+    "this_chip",
     "time_kernels",
     "view_block",
     "with_drafter",

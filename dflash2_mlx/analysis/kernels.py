@@ -6,28 +6,23 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import mlx.core as mx
 
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
-from ..kernels._dispatch import KernelState, dispatcher
+from ..kernels._dispatch import KernelState, dispatcher, rounding
 from ..kernels._metal_qmm import MATRIX as MATRIX_KERNEL
 from ..kernels._metal_qmm import MATRIX_ROWS
 from ..kernels._metal_qmm import TILE as TILE_KERNEL
-from ..kernels.conv_add_norm import conv_add_norm, conv_add_norm_twin
-from ..kernels.dynamic_conv import convolve, dynamic_conv, split_base
+from ..kernels.contests import Case, Inputs, codebooks_of, drafter_cases
 from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
-from ..kernels.norm_rope import norm_rope, norm_rope_twin
 from ..kernels.qmm_forms import MATRIX, TILE
 from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
-from ..kernels.select_walk import Selector, select, select_twin
-from ..kernels.top_candidates import candidate_lists, twin_lists
 from ..runtime import owner
 
 _CALLS, _REPEATS = 8, 5
-_CONTEXT = 1024  # rows before the block where no window says how many
+_CONTEXT = 1024  # rows that full attention looks back on
 
 
 @dataclass(frozen=True)
@@ -55,95 +50,79 @@ def time_kernels(drafter: DraftModel) -> list[KernelTime]:
         return []
     return owner().call(
         lambda: [
-            KernelTime(name, _milliseconds(kernel), _milliseconds(twin))
-            for name, kernel, twin in _cases(drafter.config, drafter.dtype)
-            if name in running
+            KernelTime(case.name, _milliseconds(case, case.kernel), _milliseconds(case, case.twin))
+            for case in _first_of_each(drafter)
+            if case.name in running
         ]
     )
 
 
-Call = Callable[[], object]
+def _first_of_each(drafter: DraftModel) -> list[Case]:
+    """One shape of each kernel: that of the whole block."""
+    config, dtype = drafter.config, drafter.dtype
+    cases = [
+        *drafter_cases(config, dtype, config.block_size, codebooks_of(drafter)),
+        _attention(config, dtype),
+        *_products(config, dtype),
+    ]
+    return list({case.name: case for case in reversed(cases)}.values())[::-1]
 
 
-def _cases(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[tuple[str, Call, Call]]:
-    rows, width = config.block_size, config.hidden_size
+def _attention(config: DrafterConfig, dtype: mx.Dtype) -> Case:
+    """Of one block over a context that fills a sliding layer's window, or over as many rows."""
+    rows, context, window = config.block_size, config.sliding_window or _CONTEXT, config.sliding_window
+    start = mx.array([context], dtype=mx.int32)
+    mask = mask_of(start, 0, rows, context + rows, causal=False, window=window, sink=0)
+    sight = Sight(mask, start, 0, causal=False, window=window)
 
-    def random(*shape: int) -> mx.array:
-        return mx.random.normal(shape, key=mx.random.key(0)).astype(dtype)
+    def make(key: mx.array) -> Inputs:
+        heads = (1, config.num_heads, rows, config.head_dim)
+        kv = (1, config.num_kv_heads, context + rows, config.head_dim)
+        keys = mx.random.split(key, 3)
+        return tuple(mx.random.normal(s, key=own).astype(dtype) for s, own in zip((heads, kv, kv), keys, strict=True))
 
-    heads, start = config.num_heads + config.num_kv_heads, mx.zeros((1,), dtype=mx.int32)
-    qkv, norms = random(1, rows, heads + config.num_kv_heads, config.head_dim), random(heads, config.head_dim)
-    rules = {"theta": config.rope_theta, "eps": config.rms_norm_eps}
-    mx.eval(qkv, norms, start)
-    yield (
-        "norm_rope",
-        lambda: norm_rope(qkv, norms, start, **rules),
-        lambda: norm_rope_twin(qkv, norms, start, **rules),
+    return Case(
+        "few_row_attention",
+        "",
+        make,
+        lambda queries, keys, values: (few_row_attention(queries, keys, values, sight),),
+        lambda queries, keys, values: (attention_twin(queries, keys, values, mask),),
+        rounding(dtype),
     )
-    yield _attention(config, random)
-    if config.conv_kernel_size is not None and config.conv_group_size is not None:
-        x, base, weight = random(1, rows, width), random(2, config.conv_kernel_size, width), random(width)
-        delta = random(1, rows, 2, config.conv_kernel_size, width // config.conv_group_size)
-        split = split_base(base, delta.shape[-1])
-        mx.eval(x, base, weight, delta, split)
-        yield "dynamic_conv", lambda: dynamic_conv(x, base, delta, 0), lambda: convolve(x, split, delta, 0)
-        yield (
-            "conv_add_norm",
-            lambda: conv_add_norm(x, base, delta, x, weight, 1e-6),
-            lambda: conv_add_norm_twin(x, split, delta, x, weight, 1e-6),
-        )
-    logits, k, vocab = random(1, rows - 1, config.vocab_size), config.selector_top_k, config.vocab_size
-    lists = twin_lists(logits, k, vocab)
-    mx.eval(logits, lists.values, lists.ids)
-    yield "top_candidates", lambda: candidate_lists(logits, k).merged().ids, lambda: twin_lists(logits, k, vocab).ids
-    if config.selector_rank is not None:
-        selector = Selector(random(vocab, config.selector_rank), random(vocab, config.selector_rank))
-        gate, anchor = random(1, rows - 1, config.selector_rank), mx.zeros((1,), dtype=mx.int32)
-        mx.eval(selector.predecessor, selector.successor, gate, anchor)
-        yield (
-            "select_walk",
-            lambda: select(lists, gate, anchor, selector).tokens,
-            lambda: select_twin(lists, gate, anchor, selector).tokens,
-        )
-    yield from _quantized_cases(config, random)
 
 
-def _quantized_cases(config: DrafterConfig, random: Callable[..., mx.array]) -> Iterator[tuple[str, Call, Call]]:
+def _products(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[Case]:
     """The products with a 4-bit matrix of the MLP's size; a form that cannot be used here is left out."""
     inputs, outputs = config.hidden_size, config.intermediate_size
     group_size = next((size for size in (64, 32) if inputs % size == 0), None)
     if group_size is None:
         return
-    packed = Packed(*mx.quantize(random(outputs, inputs), group_size=group_size, bits=4), group_size, 4)
-    x = random(min(config.block_size, MATRIX_ROWS), inputs)
-    mx.eval(x, packed.weight, packed.scales, packed.biases)
+
+    def packed(weight: mx.array, scales: mx.array, biases: mx.array) -> Packed:
+        return Packed(weight, scales, biases, group_size, 4)
+
+    def make(key: mx.array) -> Inputs:
+        rows, weights = mx.random.split(key, 2)
+        x = mx.random.normal((1, min(config.block_size, MATRIX_ROWS), inputs), key=rows).astype(dtype)
+        matrix = mx.random.normal((outputs, inputs), key=weights).astype(dtype)
+        return (x, *mx.quantize(matrix, group_size=group_size, bits=4))
+
+    def product(form: str) -> Callable[..., tuple[mx.array, ...]]:
+        return lambda x, *arrays: (run_form(form, x, packed(*arrays)),)
+
+    sample = make(mx.random.key(0))
     for name, form in ((TILE_KERNEL, TILE), (MATRIX_KERNEL, MATRIX)):
-        if usable(dispatcher(), form, x, packed):
-            yield name, partial(run_form, form, x, packed), lambda: stock_product(x, packed)
+        if usable(dispatcher(), form, sample[0], packed(*sample[1:])):
+            twin: Callable[..., tuple[mx.array, ...]] = lambda x, *arrays: (stock_product(x, packed(*arrays)),)  # noqa: E731
+            yield Case(name, "", make, product(form), twin, rounding(dtype))
 
 
-def _attention(config: DrafterConfig, random: Callable[..., mx.array]) -> tuple[str, Call, Call]:
-    """Of one block over a context that fills a sliding layer's window, or over as many rows."""
-    rows, context = config.block_size, config.sliding_window or _CONTEXT
-    queries = random(1, config.num_heads, rows, config.head_dim)
-    keys, values = (random(1, config.num_kv_heads, context + rows, config.head_dim) for _ in range(2))
-    start, window = mx.array([context], dtype=mx.int32), config.sliding_window
-    mask = mask_of(start, 0, rows, context + rows, causal=False, window=window, sink=0)
-    sight = Sight(mask, start, 0, causal=False, window=window)
-    mx.eval(queries, keys, values, mask)
-    return (
-        "few_row_attention",
-        lambda: few_row_attention(queries, keys, values, sight),
-        lambda: attention_twin(queries, keys, values, mask),
-    )
-
-
-def _milliseconds(call: Call) -> float:
+def _milliseconds(case: Case, way: Callable[..., object]) -> float:
     """Median over repeats of one call's share of several queued together."""
-    times = []
+    times, copies = [], case.inputs()
     for number in range(_REPEATS + 1):
         began = time.perf_counter()
-        mx.eval([call() for _ in range(_CALLS)])
+        mx.eval([way(*copies[number % len(copies)]) for number in range(_CALLS)])
         if number:  # the first one compiles
             times.append(1e3 * (time.perf_counter() - began) / _CALLS)
     return statistics.median(times)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..chips import Chip, this_chip
 from ..runtime import owner
 
 PACKAGES = ("dflash2-mlx", "mlx", "mlx-metal", "mlx-lm", "transformers", "huggingface_hub", "numpy")
@@ -28,12 +27,14 @@ def describe_machine() -> dict[str, Any]:
     """Chip, system, memory and back-end; every value is plain JSON.
 
     Bytes unless named otherwise. `memory_limit_bytes` is where MLX begins to wait, `wired_limit_bytes` what macOS
-    lets a GPU keep resident (None elsewhere).
+    lets a GPU keep resident (None elsewhere). `gpu` is what `chips.Chip` says; None where there is no Apple GPU.
     """
     device: dict[str, Any] = dict(mx.device_info())
+    chip = this_chip()
     return {
-        "chip": _sysctl("machdep.cpu.brand_string") or device.get("device_name") or platform.processor() or None,
+        "chip": chip.name or device.get("device_name") or platform.processor() or None,
         "architecture": device.get("architecture"),
+        "gpu": None if chip.generation is None else _gpu(chip),
         "machine": platform.machine(),
         "system": f"{platform.system()} {_system_version()}",
         "python": platform.python_version(),
@@ -97,14 +98,19 @@ def _version(name: str) -> str | None:
 
 
 def _system_version() -> str:
-    return platform.mac_ver()[0] if sys.platform == "darwin" else platform.release()
+    return this_chip().macos or platform.release()
 
 
-def _sysctl(name: str) -> str | None:
-    if sys.platform != "darwin":
-        return None
-    asked = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
+def _gpu(chip: Chip) -> dict[str, Any]:
+    return {
+        "family": chip.family,
+        "generation": chip.generation,
+        "variant": chip.variant,
+        "cores": chip.gpu_cores,
+        "emulates_bfloat16": chip.emulates_bfloat16,
+        "neural_accelerators": chip.neural_accelerators,
+        "neural_reason": chip.neural_reason,
+    }
 
 
 def _memory_bytes() -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -52,13 +52,18 @@ class KernelMismatch(Dflash2Error):
 
 @dataclass(frozen=True)
 class KernelState:
-    """What is known of one kernel: `runs` is "metal" or "mlx"; `reason` says why it is not what `wanted` asks for."""
+    """What is known of one kernel.
+
+    `runs` is "metal" or "mlx"; `reason` says why it is not what `wanted` asks for. `races` are winners by shape where
+    races decided; elsewhere the default rule does.
+    """
 
     name: str
     wanted: str
     runs: str
     tested: bool
     reason: str | None
+    races: Mapping[str, str] = field(default_factory=dict)
 
 
 class Dispatcher:
@@ -100,6 +105,20 @@ class Dispatcher:
         except KeyError:
             kept = self._remembered[key] = choose()
         return kept
+
+    def forget_winners(self) -> None:
+        """Back to the rules that hold before a race."""
+        self._winners.clear()
+        self.version += 1
+        self._remembered.clear()
+
+    def chooses_metal(self, name: str, key: str) -> bool:
+        """Whether a kernel whose rival is its twin runs on Metal at this shape: it does unless the twin won a race.
+
+        Raises:
+            ConfigError: as `wants_metal`.
+        """
+        return self.wants_metal(name) and (self.wanted[name] == METAL or self._winners.get((name, key)) != MLX)
 
     def wants_metal(self, name: str) -> bool:
         """Whether this kernel may run on Metal here.
@@ -143,7 +162,11 @@ class Dispatcher:
 
     def states(self) -> list[KernelState]:
         """One entry per kernel, as things stand."""
-        return [self._state(name) for name in KERNELS]
+        return [replace(self._state(name), races=self.raced(name)) for name in KERNELS]
+
+    def raced(self, name: str) -> dict[str, str]:
+        """Winners of this kernel's races, by shape."""
+        return {key: winner for (kernel, key), winner in self._winners.items() if kernel == name}
 
     def notes(self) -> list[str]:
         """One line per kernel that was switched off by its self-test."""
@@ -175,6 +198,11 @@ def parse_choices(text: str) -> Mapping[str, str]:
             )
         choices |= {name: choice} if named else dict.fromkeys(everything, choice)
     return choices
+
+
+def race_key(shape: Sequence[int], dtype: mx.Dtype, *more: object) -> str:
+    """Name of a shape under which a race's winner is kept: sizes, type, and what else tells it from others."""
+    return " ".join(["x".join(map(str, shape)), str(dtype).removeprefix("mlx.core."), *map(str, more)])
 
 
 def check_equal(got: mx.array, want: mx.array, *, tolerance: float, what: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import _metal
-from ._dispatch import check_equal, dispatcher, like, rounding
+from ._dispatch import check_equal, dispatcher, like, race_key, rounding
 from ._metal import KernelCall
 from .dynamic_conv import convolve, split_base
 
@@ -43,7 +43,7 @@ def conv_add_norm(
         split: `split_base(base, G)`, where somebody keeps it.
     """
     kernels = dispatcher()
-    if kernels.wants_metal(NAME):
+    if kernels.chooses_metal(NAME, key_of(y)):
         shape = (-1, *y.shape[-2:])
         inputs = (
             y.reshape(shape),
@@ -59,6 +59,11 @@ def conv_add_norm(
             return stream.reshape(y.shape), normed.reshape(y.shape)
     split = split_base(base, delta.shape[-1]) if split is None else split
     return conv_add_norm_twin(y, split, delta, residual, weight, eps)
+
+
+def key_of(y: mx.array) -> str:
+    """Name of this shape in races."""
+    return race_key(y.shape[-2:], y.dtype)
 
 
 def conv_add_norm_twin(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from . import _metal
-from ._dispatch import check_equal, dispatcher, like, rounding
+from ._dispatch import check_equal, dispatcher, like, race_key, rounding
 from ._metal import KernelCall
 
 NAME = "dynamic_conv"
@@ -44,12 +44,17 @@ def dynamic_conv(
     Differs from reference: it adds base and delta products in the activation dtype.
     """
     kernels = dispatcher()
-    if kernels.wants_metal(NAME):
+    if kernels.chooses_metal(NAME, key_of(x)):
         inputs = (_with_batch(x, 3), base, _with_batch(delta, 5))
         call = _call(*inputs, side)
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
             return kernels.run(call, inputs)[0].reshape(x.shape)
     return convolve(x, split_base(base, delta.shape[-1]) if split is None else split, delta, side)
+
+
+def key_of(x: mx.array) -> str:
+    """Name of this shape in races."""
+    return race_key(x.shape[-2:], x.dtype)
 
 
 def convolve(x: mx.array, base: list[mx.array], delta: mx.array, side: int) -> mx.array:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import _metal
-from ._dispatch import check_equal, dispatcher, like, rounding
+from ._dispatch import check_equal, dispatcher, like, race_key, rounding
 from ._metal import KernelCall
 
 NAME = "norm_rope"
@@ -34,13 +34,18 @@ def norm_rope(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float,
         [B, Ht, L, Dh] in the dtype of `rows`
     """
     kernels = dispatcher()
-    if kernels.wants_metal(NAME):
+    if kernels.chooses_metal(NAME, key_of(rows, norms)):
         settings = mx.array([eps, math.log2(theta)], dtype=mx.float32)
         inputs = (rows, norms, start, settings)
         call = _metal.norm_rope(rows.shape, rows.dtype, norms.shape[0])
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
             return kernels.run(call, inputs)[0]
     return norm_rope_twin(rows, norms, start, theta=theta, eps=eps)
+
+
+def key_of(rows: mx.array, norms: mx.array) -> str:
+    """Name of this shape in races."""
+    return race_key(rows.shape[1:], rows.dtype, f"heads {norms.shape[0]}")
 
 
 def norm_rope_twin(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:

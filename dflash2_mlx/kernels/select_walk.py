@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from . import _metal
-from ._dispatch import KernelMismatch, check_equal, dispatcher
+from ._dispatch import KernelMismatch, check_equal, dispatcher, race_key
 from ._metal import MAX_CANDIDATES, KernelCall
 from .top_candidates import CandidateLists
 
@@ -164,13 +164,19 @@ def select(
     """
     k = lists.ids.shape[-1]
     kernels = dispatcher()
-    if k <= MAX_CANDIDATES and kernels.wants_metal(NAME):
+    if k <= MAX_CANDIDATES and kernels.chooses_metal(NAME, key_of(lists, gate, noise)):
         inputs = _inputs(lists, gate, anchor, selector, temperature, noise)
         call = _metal.select_walk(lists.ids.shape, gate.shape[-1], noise is not None)
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs, noise is not None)):
             tokens, candidates, unary, q = kernels.run(call, inputs)
             return Selection(tokens, candidates, unary, None if noise is None else q)
     return select_twin(lists, gate, anchor, selector, temperature, noise)
+
+
+def key_of(lists: CandidateLists, gate: mx.array, noise: mx.array | None) -> str:
+    """Name of this shape in races."""
+    how = "greedy" if noise is None else "sampled"
+    return race_key((*lists.ids.shape[1:], gate.shape[-1]), gate.dtype, how)
 
 
 def select_twin(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from . import _metal
-from ._dispatch import KernelMismatch, dispatcher
+from ._dispatch import KernelMismatch, dispatcher, race_key
 from ._metal import MAX_CANDIDATES, KernelCall
 
 NAME = "top_candidates"
@@ -60,7 +60,7 @@ def candidate_lists(logits: mx.array, k: int, *, vocab_size: int | None = None) 
     batch, positions, size = logits.shape
     vocab = size if vocab_size is None else min(vocab_size, size)
     kernels = dispatcher()
-    if k <= MAX_CANDIDATES and kernels.wants_metal(NAME):
+    if k <= MAX_CANDIDATES and kernels.chooses_metal(NAME, key_of(logits, k)):
         inputs = (logits.reshape(-1, size),)
         call = _metal.top_candidates((batch * positions, size), k, vocab)
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs, k, vocab)):
@@ -68,6 +68,11 @@ def candidate_lists(logits: mx.array, k: int, *, vocab_size: int | None = None) 
             blocks = (batch, positions, -1, k)
             return CandidateLists(values.reshape(blocks), ids.reshape(blocks))
     return twin_lists(logits, k, vocab)
+
+
+def key_of(logits: mx.array, k: int) -> str:
+    """Name of this shape in races."""
+    return race_key(logits.shape[1:], logits.dtype, f"top {k}")
 
 
 def twin_lists(logits: mx.array, k: int, vocab: int) -> CandidateLists:

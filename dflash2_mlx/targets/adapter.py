@@ -67,7 +67,7 @@ class LayerLoopTarget:
         self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
         self._head = self._table if "lm_head" in text_model else self._table.as_linear
         head_rows = _rows(self._table)
-        # Then attention and recurrence stay MLX's as well, whose rows are the same alone and among others.
+        # Then attention and recurrence stay MLX's as well.
         self.exact = any(layer.exact for _, layer in row_layers(text_model))
         # Of each kind's layers, which are alike; None where they are run by mlx-lm alone.
         shapes = {kind: {attention_shape(layer) for layer in self._layers_of(kind)} for kind in (FULL, SLIDING)}

@@ -104,6 +104,15 @@ class TargetState:
         self.length = mx.full((self.batch,), position, dtype=mx.int32)
         self.forget_future(position)
 
+    def pretend(self, position: int) -> None:
+        """For measurements: go on at `position`, past all that was read. The rows in between hold anything."""
+        if self.full.num_layers:
+            self.full.reserve(self.floor, position, 0)
+        if self.sliding.num_layers and self.sliding.window is not None:
+            self.sliding.skip_to(max(0, position - self.sliding.window))
+            self.sliding.reserve(position, position, 0)
+        self.truncate(position)
+
     def forget_future(self, position: int) -> None:
         """The host knows the length again: it is `position`, and no pass is in flight."""
         self.upper = self.floor = position

@@ -36,6 +36,7 @@ class Engine:
     drafter_name: str | None = "fake-drafter"
     block_size: int | None = BLOCK_SIZE
     row_cost_note: str | None = None
+    fingerprint: str = "unnamed-fake"
 
 
 class FakeLibrary:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from dflash2_mlx.chips import read_chip
 from dflash2_mlx.kernels import _dispatch
 
 from .conftest import Run
@@ -18,7 +19,7 @@ def test_quick_loads_no_model(run: Run) -> None:
     found = json.loads(ran.out)
     assert ran.code == 0 and ran.err == ""
     assert found["pair"] is None and found["memory_bandwidth_bytes_per_s"] is None
-    assert {"few_row_attention", "qmm_rows_tensor"} <= {kernel["name"] for kernel in found["kernels"]}
+    assert {"select_walk", "few_row_attention", "qmm_rows_tensor"} <= {kernel["name"] for kernel in found["kernels"]}
     assert bool(found["cannot"]) == (found["machine"]["backend"] != "metal")
 
 
@@ -91,3 +92,29 @@ def test_a_busy_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
 def test_rows_out_of_range(run: Run, rows: str) -> None:
     ran = run("doctor", "--rows", rows)
     assert ran.code == 2 and ran.error == f"--rows: got '{rows}', expected an integer in 2..16"
+
+
+@pytest.mark.parametrize(
+    ("chip", "line"),
+    [
+        (
+            read_chip("applegpu_g17s", "Apple M5 Max", "26.4", "0.32.4", gpu_cores=40),
+            "GPU generation 17 · 40 cores · Neural Accelerators: yes (GPU generation 17, macOS 26.4, MLX 0.32.4)",
+        ),
+        (
+            read_chip("applegpu_g14s", "Apple M2 Max", "26.4", "0.32.4"),
+            "GPU generation 14 · bfloat16 is emulated · "
+            "Neural Accelerators: no (GPU generation 14: those before 17 have none)",
+        ),
+        (read_chip("x86_64", "AMD EPYC"), None),
+    ],
+)
+def test_the_gpu_and_why_its_accelerators_are_used_or_not(chip, line, run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dflash2_mlx.analysis.machine.this_chip", lambda: chip)
+    lines = run("doctor", "--quick").out.splitlines()
+    assert lines[0].startswith(f"machine    {chip.name} · ")
+    assert [text for text in lines if text.startswith("chip ")] == ([] if line is None else [f"chip       {line}"])
+    gpu = json.loads(run("doctor", "--quick", "--json").out)["machine"]["gpu"]
+    assert (gpu is None) == (line is None)
+    if gpu is not None:
+        assert (gpu["cores"], gpu["neural_accelerators"]) == (chip.gpu_cores, chip.neural_accelerators)

@@ -13,7 +13,7 @@ from ..chat.settings import DEFAULT_MAX_TOKENS, ReplySettings
 from ..errors import AppError, UsageError
 from ..output import Output, is_terminal
 from .grouping import grouped
-from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, VerifyMode, max_tokens, valued
+from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, Tune, VerifyMode, max_tokens, valued
 from .parsers import filled
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ChatOptions:
     max_tokens: Annotated[int | None, max_tokens(DEFAULT_MAX_TOKENS)] = None
     block_size: Annotated[int | None, BlockSize] = None
     verify_mode: Annotated[str | None, VerifyMode] = None
+    tune: Annotated[bool | None, Tune] = None
 
 
 @grouped
@@ -63,7 +64,7 @@ def chat(
         if own is not None and own.model and models.model is None and models.drafter is None:
             out.note(f"using {own.model}, as the chat did; --model takes another one")
             models = replace(models, model=own.model, drafter=_as_saved(own.model, own.drafter))
-        pairs = Pairs(models, out)
+        pairs = Pairs(models, out, options.tune)
         engine = pairs.start(interactive=screen.interactive)
         view = screen.view()
         app = ChatApp(engine, pairs, view, store, rules=pairs, interactive=screen.interactive)

@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 
 class Pairs:
-    """Loads pairs, one at a time, and knows what the settings say of the present one."""
+    """Loads pairs, one at a time, and knows what the settings say of the present one.
 
-    def __init__(self, models: ModelOptions, out: Output):
-        self._models, self._out = models, out
+    Args:
+        tune: whether tuning may go on in the background; None as configured.
+    """
+
+    def __init__(self, models: ModelOptions, out: Output, tune: bool | None = None):
+        self._models, self._out, self._tune = models, out, tune
         self.pair: Configured | None = None
 
     def __call__(self, target: str, drafter: str | None) -> d2.Engine:
@@ -70,8 +74,11 @@ class Pairs:
         return None if self.pair is None else self.pair.prefix_cache
 
     def _open(self, models: ModelOptions) -> d2.Engine:
+        if self.pair is not None:
+            self.pair.loaded.stop()
         self.pair = None  # two pairs may not fit into memory together
-        setup = models.prepare(defaults={"max_tokens": DEFAULT_MAX_TOKENS})
+        more = None if self._tune is None else {"tune": self._tune}
+        setup = models.prepare(more, defaults={"max_tokens": DEFAULT_MAX_TOKENS})
         self.pair = models.open(setup, self._out, several=True)
         self._out.end_status()
         return self.pair.engine

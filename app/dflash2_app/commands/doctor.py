@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
-from ..machine import MOST_ROWS, examine, look
+from ..errors import AppError, UsageError
+from ..machine import MOST_ROWS, examine, look, record_of, tune_pair
 from ..output import Output
+from ..settings.paths import find_base
+from ..tuning import overview, overview_lines, race_lines
 from .grouping import grouped
 from .options import ModelOptions, valued
 from .parsers import integer
+from .progress import follow
+
+if TYPE_CHECKING:
+    import dflash2_mlx as d2
 
 _PANEL = "Output"
 GIGA = 10**9
+NOTHING = "no kernel of ours can run here: MLX has no Metal"
 
 Rows = valued("Measurement")("--rows", "N", "Time passes of 1 to N rows", integer(2, MOST_ROWS))
 
@@ -23,6 +31,14 @@ Rows = valued("Measurement")("--rows", "N", "Time passes of 1 to N rows", intege
 def doctor(
     models: ModelOptions,
     rows: Annotated[int, Rows] = MOST_ROWS,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Race our kernels against MLX's, time passes, and keep what was found",
+            rich_help_panel="Measurement",
+        ),
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Load no model and measure nothing", rich_help_panel="Measurement")
     ] = False,
@@ -34,14 +50,20 @@ def doctor(
     with Output() as out:
         if quick and (models.model or models.drafter):
             raise UsageError("--quick: got it beside --model or --drafter, expected one of the two: it loads no model")
+        if quick and tune:
+            raise UsageError("--tune: got it beside --quick, expected one of the two: it measures a loaded pair")
         import dflash2_mlx as d2
 
+        folder = find_base(models.base_path).tune
         out.status("looking at this machine")
-        found = look()
+        found = look(folder)
         problem: d2.Dflash2Error | None = None
         if not quick:
             try:
-                examine(found, models.load(out), rows, out.status)
+                engine = models.load(out)
+                if tune:
+                    _tune(found, engine, folder, out)
+                examine(found, engine, rows, out.status)
             except d2.Dflash2Error as error:  # what was found out without the pair is worth telling
                 problem = error
                 found["problem"] = str(error)
@@ -53,12 +75,23 @@ def doctor(
             raise problem
 
 
+def _tune(found: dict[str, Any], engine: d2.Engine, folder: Path, out: Output) -> None:
+    """Tune the pair first, so that what is timed afterwards runs as later loads will."""
+    try:
+        follow(out, "tuning", tune_pair(engine, folder))
+    except OSError as error:
+        raise AppError(f"{folder}: got {error.strerror or error}, expected a folder that can be written") from None
+    found["tuned"] = record_of(engine, folder)
+    found["tuning"] = overview(folder)
+
+
 def _lines(found: dict[str, Any]) -> list[str]:
     machine, pair = found["machine"], found["pair"]
     versions = " · ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     memory = machine["memory_bytes"]
     lines = [
         f"machine    {machine['chip'] or 'unknown chip'} · {machine['system']} · Python {machine['python']}",
+        *_gpu_lines(machine["gpu"]),
         f"memory     {_gigabytes(memory)}, MLX may use {_gigabytes(machine['memory_limit_bytes'])}",
         f"MLX        {machine['backend']}, {machine['device']}",
         f"packages   {versions}",
@@ -68,14 +101,32 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for state in found["kernels"]:
         tested = "tested here" if state["tested"] else "not tested"
         reason = f" ({state['reason']})" if state["reason"] else ""
-        lines.append(f"kernel     {state['name']:18} {state['runs']:5} {tested}{reason}")
+        rule = f"by {len(state['races'])} races" if state["races"] else "by default"
+        lines.append(f"kernel     {state['name']:18} {state['runs']:5} {rule}, {tested}{reason}")
     for timed in found["kernel_times"]:
         lines.append(f"time       {timed['name']:18} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
+    lines += overview_lines(found["tuning"])
+    if found["tuned"] is not None:
+        lines += ["", *race_lines(found["tuned"])] if found["tuned"]["races"] else []
+        lines += [] if found["tuned"]["races"] else [f"races      none: {NOTHING}"]
     if pair is not None:
         lines += ["", *_pair_lines(pair)]
         if found["busy"]:
             lines.append(f"caution    {found['busy']}")
     return [*lines, *(f"cannot     {text}" for text in found["cannot"])]
+
+
+def _gpu_lines(gpu: dict[str, Any] | None) -> list[str]:
+    """The chip's GPU; none where there is no Apple GPU."""
+    if gpu is None:
+        return []
+    facts = [
+        f"GPU generation {gpu['generation']}",
+        *([f"{gpu['cores']} cores"] if gpu["cores"] else []),
+        *(["bfloat16 is emulated"] if gpu["emulates_bfloat16"] else []),
+        f"Neural Accelerators: {'yes' if gpu['neural_accelerators'] else 'no'} ({gpu['neural_reason']})",
+    ]
+    return [f"chip       {' · '.join(facts)}"]
 
 
 def _pair_lines(pair: dict[str, Any]) -> list[str]:

@@ -79,6 +79,10 @@ BasePath = _model(
     "--base-path", "DIR", "Folder of the settings files", path, default="DFLASH2_BASE_PATH, else ~/.dflash2-mlx"
 )
 
+Tune = typer.Option(
+    "--tune/--no-tune", help="Tune in the background, once, while nothing else is asked for (default: as configured)",
+    rich_help_panel="Model", show_default=False,
+)  # fmt: skip
 DraftWindow = _model(
     "--draft-window", "N", "Positions the drafter sees, at least a block", integer(1),
     default="as configured, else the checkpoint's window",

@@ -16,7 +16,7 @@ import typer
 from ..errors import UsageError
 from ..output import Output
 from .grouping import grouped
-from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, valued
+from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, Tune, valued
 from .parsers import filled, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class ServedModels:
     target_dtype: Annotated[str | None, TargetDtype] = None
     exactness: Annotated[str | None, Exactness] = None
     base_path: Annotated[Path | None, BasePath] = None
+    tune: Annotated[bool | None, Tune] = None
     preload: Annotated[
         bool,
         typer.Option(
@@ -97,7 +98,7 @@ class ServedModels:
         from ..settings.paths import find_base
         from ..web.offers import Catalogue
 
-        asked = {"target_dtype": self.target_dtype, "exactness": self.exactness}
+        asked = {"target_dtype": self.target_dtype, "exactness": self.exactness, "tune": self.tune}
         given = {name: value for name, value in asked.items() if value is not None}
         base = find_base(self.base_path)
         return Catalogue(base, wanted=self.wanted(), given=given, draft_bits=self.draft_bits)

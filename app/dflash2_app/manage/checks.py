@@ -192,4 +192,4 @@ def _emulates_bfloat16() -> bool:
         return False
     from dflash2_mlx import analysis
 
-    return str(analysis.describe_machine()["chip"]).startswith(("Apple M1", "Apple M2"))
+    return analysis.this_chip().emulates_bfloat16

@@ -111,6 +111,9 @@ EXTRAS = [
     Key("exactness", "Exactness", MANAGEMENT, word("fast", "exact"), "fast",
         "exact: linear layers of a quantized target compute a row alone and in a block alike; needs Metal", "load",
         extra=True),
+    Key("tune", "Tune in the background", MANAGEMENT, boolean(), True,
+        "After the first load, once nobody asks for anything: race our kernels against MLX's and time passes, for "
+        "later loads to use", "load", extra=True),
 ]  # fmt: skip
 
 KEYS: dict[str, Key] = {key.name: key for key in (*DFLASH, *COMMON, *EXTRAS)}

@@ -42,6 +42,11 @@ class Base:
         return self.folder / "dflash2_extras.json"
 
     @property
+    def tune(self) -> Path:
+        """What tuning found, a file per pair."""
+        return self.folder / "tune"
+
+    @property
     def models(self) -> Path:
         return self.folder / "models"
 

@@ -41,6 +41,7 @@ class Plan:
     """What to load and how to decode.
 
     `drafter` None means plain decoding, and `fallback_reason` says why where drafting was asked for.
+    `tune_folder` holds what tuning found, `tune` is whether it may go on in the background.
     `block_size` is the wanted one; `clamp` tells whether it may be cut to the checkpoint's (a configured value)
     or is an error beyond it (one of this command). `strict` means a drafter named just now: if it fails, so
     does the command.
@@ -65,9 +66,18 @@ class Plan:
     prefix: PrefixLimits | None
     strict: bool
     notes: tuple[str, ...] = ()
+    tune: bool = True
+    tune_folder: Path | None = None
 
 
-def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_folder: Path | None = None) -> Plan:
+def make_plan(
+    effective: Effective,
+    target: str,
+    *,
+    abilities: Abilities,
+    ssd_folder: Path | None = None,
+    tune_folder: Path | None = None,
+) -> Plan:
     """Decide what the settings mean for one target.
 
     Raises:
@@ -103,6 +113,8 @@ def make_plan(effective: Effective, target: str, *, abilities: Abilities, ssd_fo
         prefix=_prefix(effective, abilities, ssd_folder, notes),
         strict=strict,
         notes=tuple(notes),
+        tune=effective["tune"],
+        tune_folder=tune_folder,
     )
 
 

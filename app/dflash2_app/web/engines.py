@@ -122,6 +122,8 @@ class Engines:
 
     def drop(self, held: Held) -> None:
         """Take an idle engine out of memory."""
+        if held.served is not None:
+            held.served.stop()
         held.served = None
         gc.collect()  # modules of a model refer to each other in circles
 

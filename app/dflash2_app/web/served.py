@@ -45,6 +45,10 @@ class Served:
     def engine(self) -> d2.Engine:
         return self.pair.engine
 
+    def stop(self) -> None:
+        """End what goes on in the background; the engine is about to leave memory."""
+        self.pair.loaded.stop()
+
     @property
     def report(self) -> Report:
         return self.pair.report

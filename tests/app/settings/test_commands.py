@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dflash2_app.models import registry
+from dflash2_mlx.chips import read_chip
 from tests.tiny import TARGET_CONFIGS, drafter_config
 
 from ..conftest import Run
@@ -54,7 +55,7 @@ def test_the_announced_setup_by_hand_is_the_same(run: Run, base: Path) -> None:
 
 def test_the_preset_on_a_chip_that_emulates_bfloat16(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    monkeypatch.setattr("dflash2_mlx.analysis.describe_machine", lambda: {"chip": "Apple M2 Max"})
+    monkeypatch.setattr("dflash2_mlx.analysis.this_chip", lambda: read_chip("applegpu_g14s", "Apple M2 Max"))
     ran = run("settings", "preset", "dflash2", TARGET)
     assert read(base)["models"][ID] == {**ANNOUNCED, "dflash_draft_quant_activation_bits": 32}
     assert "note: Activation Bits: 32, because M1 and M2 emulate bfloat16" in ran.err

@@ -172,4 +172,4 @@ def test_what_a_profile_never_holds() -> None:
     assert {"is_default", "is_pinned", "is_hidden", "is_favorite", "model_alias", "ttl_seconds", "display_name",
             "model_type_override", "trust_remote_code"} <= NOT_IN_PROFILES  # fmt: skip
     assert not NOT_IN_PROFILES & {key.name for key in DFLASH}
-    assert {key.name for key in EXTRAS} == {"frequency_penalty", "target_dtype", "exactness"}
+    assert {key.name for key in EXTRAS} == {"frequency_penalty", "target_dtype", "exactness", "tune"}

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from starlette.routing import Route
 
 from ...errors import explain
 from ...machine import MOST_ROWS, examine, kernels, look
+from ...tuning import overview
 from ..api.errors import CONFLICT, ApiError, refuse
 from ..api.fields import Fields, parse_json
 from ..connected import following
@@ -101,9 +103,16 @@ class StatusApi:
     async def doctor(self, _: Request) -> Response:
         """What `doctor --quick --json` prints, and the examination that was asked for last."""
         if self._machine is None:
-            self._machine = await asyncio.to_thread(look)
+            self._machine = await asyncio.to_thread(look, self._tune_folder)
         last = None if self._examination is None else self._examination.to_dict()
-        return json_response({**self._machine, "kernels": kernels(), "most_rows": MOST_ROWS, "examination": last})
+        tuning = await asyncio.to_thread(overview, self._tune_folder)
+        return json_response({
+            **self._machine, "kernels": kernels(), "tuning": tuning, "most_rows": MOST_ROWS, "examination": last,
+        })  # fmt: skip
+
+    @property
+    def _tune_folder(self) -> Path:
+        return self._service.base().tune
 
     async def examine(self, request: Request) -> Response:
         """Begin to time the passes of a model; GET tells how far that is."""
@@ -127,7 +136,7 @@ class StatusApi:
             await seat.called.wait()
             asked.state, asked.stage = "running", f"loading {asked.model}"
             async with self._service.pool.using(asked.model) as served:
-                found = await asyncio.to_thread(look)
+                found = await asyncio.to_thread(look, self._tune_folder)
                 await asyncio.to_thread(examine, found, served.engine, asked.rows, tell)
             asked.state, asked.stage, asked.found = "done", "done", found
         except Exception as error:  # noqa: BLE001 - the boundary: the page is told, and the server goes on

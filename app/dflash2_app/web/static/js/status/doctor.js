@@ -42,7 +42,7 @@ export function doctorPanels({ signal }) {
 function machineFacts(found) {
   const { machine, versions } = found;
   const rows = [
-    ["Chip", machine.chip ?? "unknown"], ["System", `${machine.system}, Python ${machine.python}`],
+    ["Chip", machine.chip ?? "unknown"], ...gpuFacts(machine.gpu), ["System", `${machine.system}, Python ${machine.python}`],
     ["Memory", `${fmt.bytes(machine.memory_bytes)}, MLX may use ${fmt.bytes(machine.memory_limit_bytes)}`],
     ["MLX", `${machine.backend}, ${machine.device}`],
     ["Packages", Object.entries(versions).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`).join(", ")],
@@ -51,6 +51,16 @@ function machineFacts(found) {
     el("h2", {}, "Machine"),
     el("dl.facts", {}, rows.map(([name, value]) => [el("dt", {}, name), el("dd.wrap", {}, value)])),
     found.cannot.map((text) => el("p.note.spaced", {}, `Cannot: ${text}`)),
+  ];
+}
+
+/** The GPU of an Apple chip, and whether MLX uses its Neural Accelerators. */
+function gpuFacts(gpu) {
+  if (!gpu) return [];
+  const facts = [`generation ${gpu.generation}`, gpu.cores ? `${gpu.cores} cores` : null, gpu.emulates_bfloat16 ? "bfloat16 is emulated" : null];
+  return [
+    ["GPU", facts.filter(Boolean).join(", ")],
+    ["Neural Accelerators", `${gpu.neural_accelerators ? "yes" : "no"} (${gpu.neural_reason})`],
   ];
 }
 

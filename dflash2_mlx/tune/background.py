@@ -1,0 +1,113 @@
+"""Tuning beside replies: a job of the owner thread that works only while nobody wants anything.
+
+Owns: when it may work, how it is stopped, and what became of it. `run.tuning` does the work. A request that comes waits
+for the slice under way, about the time of one pass, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..errors import Dflash2Error
+from ..kernels._dispatch import dispatcher
+from ..load import Engine
+from ..runtime import owner
+from .record import TuneFolder, TuneRecord
+from .run import NOTHING_TO_RACE, Progress, Steps, tuning
+
+QUIET_S = 3.0  # without replies before tuning begins, or goes on
+WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
+
+
+def why_not(engine: Engine, record: TuneRecord | None) -> str | None:
+    """Why there is nothing to tune in the background; None where there is.
+
+    Args:
+        record: what is known already.
+    """
+    if dispatcher().factory is None:
+        return NOTHING_TO_RACE
+    if engine.drafter is None:
+        return "no drafter: plain decoding has no width to choose"
+    if record is not None and record.raced:
+        return f"tuned already, {record.at}"
+    return None
+
+
+class BackgroundTuning:
+    """One tuning in the background; `start` hands it to the owner thread.
+
+    Args:
+        folder: where the record goes.
+        done: is called once at the end, on the owner thread, with a line for a log.
+        quiet_s: seconds without any other work before it works.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: TuneFolder,
+        *,
+        done: Callable[[str], None] = lambda line: None,
+        quiet_s: float = QUIET_S,
+    ):
+        self._engine: Engine | None = engine
+        self._folder, self._done, self._quiet_s = folder, done, quiet_s
+        self._steps: Steps | None = None
+        self._stopped = threading.Event()
+        self.name = f"{engine.target_name} + {engine.drafter_name}"
+        self.state = WAITING
+        self.progress: Progress | None = None
+        self.problem: str | None = None
+
+    def start(self) -> None:
+        owner().submit_idle(self)
+
+    def stop(self) -> None:
+        """End it before its next slice, and let go of the engine soon; what was measured so far is lost."""
+        self._stopped.set()
+        if not owner().ended:
+            owner().post(self._let_go)
+
+    # On the owner thread.
+
+    def ready(self) -> bool:
+        return self._stopped.is_set() or owner().quiet_s >= self._quiet_s
+
+    def step(self) -> bool:
+        """One slice; False when there is no more to do."""
+        if self._stopped.is_set() or self._engine is None:
+            self._let_go()
+            return False
+        try:
+            return self._advance(self._engine)
+        except (Dflash2Error, RuntimeError, ValueError, OSError) as error:
+            # MLX reports what a launch refuses as RuntimeError or ValueError; the folder raises OSError.
+            self.problem = " ".join(str(error).split())[:300]
+            self._end(FAILED, f"{self.name}: tuning failed: {self.problem}")
+            return False
+
+    def _advance(self, engine: Engine) -> bool:
+        if self._steps is None:
+            self._steps, self.state = tuning(engine), RUNNING
+        try:
+            self.progress = next(self._steps)
+        except StopIteration as end:
+            record: TuneRecord = end.value
+            self._folder.save(record)
+            won = sum(race.winner != race.stock for race in record.races)
+            self._end(DONE, f"{self.name}: tuned, {won} of {len(record.races)} races won by our kernels")
+            return False
+        return True
+
+    def _let_go(self) -> None:
+        if self.state in (WAITING, RUNNING):
+            self._end(STOPPED, f"{self.name}: tuning was stopped")
+
+    def _end(self, state: str, line: str) -> None:
+        self.state, self._engine = state, None
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+        self._done(line)

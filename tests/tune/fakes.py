@@ -1,0 +1,42 @@
+"""Contests whose contenders need a set time, and folders of records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+
+from dflash2_mlx.kernels._contest import Contest
+from dflash2_mlx.kernels._dispatch import KernelMismatch
+
+STOCK = "stock"
+
+
+def contest(
+    seconds: Mapping[str, float],
+    *,
+    wrong: Mapping[str, Exception] | None = None,
+    key: str = "8x64 float32",
+    watch: Callable[[], None] = lambda: None,
+) -> Contest:
+    """A race of contenders that sleep; those in `wrong` fail their check in that way; `watch` sees each run."""
+    faults = wrong or {}
+
+    def chain(cost: float) -> Callable[[int], mx.array]:
+        def run(calls: int) -> mx.array:
+            watch()
+            time.sleep(cost * calls)
+            return mx.zeros((1,))
+
+        return run
+
+    def check(name: str) -> None:
+        if name in faults:
+            raise faults[name]
+
+    return Contest("norm_rope", key, STOCK, {name: chain(cost) for name, cost in seconds.items()}, check)
+
+
+WRONG = KernelMismatch("norm_rope: off by 3, expected at most 0.1")
+REFUSED = RuntimeError("[metal::Device] Unable to build\nmetal library from source")

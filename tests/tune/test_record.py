@@ -1,0 +1,116 @@
+"""Records of tuning: what they hold for, how they are written, and what is never trusted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash2_mlx.chips import read_chip
+from dflash2_mlx.costs import PassCosts
+from dflash2_mlx.errors import ConfigError
+from dflash2_mlx.tune.race import RaceResult
+from dflash2_mlx.tune.record import TuneFolder, TuneRecord, identity_of
+
+CHIP = read_chip("applegpu_g16s", "Apple M4 Pro", "26.4", "0.32.4", gpu_cores=20)
+IDENTITY = identity_of(CHIP, "pair-1")
+RACE = RaceResult("norm_rope", "8x48x128 bfloat16", "mlx", "metal", {"mlx": 2e-5, "metal": 1e-5}, {"other": "refused"})
+RECORD = TuneRecord(
+    IDENTITY, "target", "drafter", "2026-11-30T12:00:00+00:00", 12.5,
+    PassCosts({1: 0.07, 8: 0.1}, {8: 0.01}, {1: 1e-7, 8: 3e-7}), True, (RACE,),
+)  # fmt: skip
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    folder = TuneFolder(tmp_path / "not" / "there yet")
+    assert folder.find(IDENTITY) == (None, None) and folder.records() == ([], [])
+    file = folder.save(RECORD)
+    assert folder.find(IDENTITY) == (RECORD, None) and folder.records() == ([RECORD], [])
+    assert RECORD.winners == {("norm_rope", "8x48x128 bfloat16"): "metal"}
+    assert [path.name for path in file.parent.iterdir()] == [file.name], "nothing is left beside it"
+    folder.save(replace(RECORD, seconds=1.0))
+    assert len(folder.records()[0]) == 1
+    bare = replace(RECORD, costs=None, drafter=None, raced=False, races=(), identity=replace(IDENTITY, pair="pair-2"))
+    folder.save(bare)
+    assert folder.find(bare.identity) == (bare, None)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        identity_of(replace(CHIP, gpu_cores=16), "pair-1"),
+        identity_of(replace(CHIP, name="Apple M4 Max"), "pair-1"),
+        identity_of(replace(CHIP, mlx="0.33.0"), "pair-1"),
+        identity_of(CHIP, "pair-2"),
+        replace(IDENTITY, kernels="another text of some kernel"),
+    ],
+)
+def test_it_holds_for_nothing_else(tmp_path: Path, other):
+    folder = TuneFolder(tmp_path)
+    folder.save(RECORD)
+    assert folder.find(other) == (None, None)
+    # Nor when the file was put in another one's place.
+    folder.file_of(IDENTITY).rename(folder.file_of(other))
+    record, note = folder.find(other)
+    assert record is None and note is not None and "holds for another machine or pair: passed over" in note
+
+
+def test_a_macos_update_alone_asks_for_no_new_races():
+    assert identity_of(replace(CHIP, macos="27.0"), "pair-1") == IDENTITY
+
+
+def broken(change) -> str:
+    raw = json.loads(json.dumps(RECORD.to_dict()))
+    change(raw)
+    return json.dumps(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "Expecting value"),
+        ("[]", "tune version: got [], expected 1"),
+        (broken(lambda raw: raw.update(version=2)), "tune version: got 2, expected 1"),
+        (broken(lambda raw: raw.pop("races")), "tune races: got None"),
+        (broken(lambda raw: raw["races"].append(3)), "tune races: got 3, expected objects"),
+        (broken(lambda raw: raw["races"][0].update(winner=None)), "tune winner: got None"),
+        (broken(lambda raw: raw["races"][0].update(seconds={"mlx": "fast"})), "expected seconds"),
+        (broken(lambda raw: raw["costs"]["verify_s"].update({"1": -1})), "costs verify_s: got '1': -1"),
+        (broken(lambda raw: raw["costs"]["verify_s"].update({"x": 1})), "costs verify_s: got 'x': 1"),
+        (broken(lambda raw: raw["costs"]["verify_s"].pop("1")), "costs verify_s: got no time of one row"),
+        (broken(lambda raw: raw["costs"].pop("draft_s")), "costs draft_s: got None"),
+        (broken(lambda raw: raw["costs"]["draft_s"].update({"8": float("nan")})), "costs draft_s: got '8': nan"),
+        (broken(lambda raw: raw["identity"].pop("chip")), "tune chip: got None"),
+        (broken(lambda raw: raw.update(raced="yes")), "tune raced: got 'yes'"),
+    ],
+)
+def test_what_cannot_be_read_is_passed_over_with_a_note(tmp_path: Path, text: str, reason: str):
+    folder = TuneFolder(tmp_path)
+    folder.save(replace(RECORD, identity=replace(IDENTITY, pair="good")))
+    folder.file_of(IDENTITY).write_text(text, encoding="utf-8")
+    record, note = folder.find(IDENTITY)
+    assert record is None and note is not None
+    assert reason in note and note.endswith("passed over") and "\n" not in note
+    found, notes = folder.records()
+    assert [one.identity.pair for one in found] == ["good"] and notes == [note]
+
+
+def test_names_of_one_process_are_never_kept():
+    assert IDENTITY.lasting and not identity_of(CHIP, "unnamed-12ab").lasting
+
+
+def test_a_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = TuneFolder(tmp_path)
+    file = folder.save(RECORD)
+    before = file.read_text(encoding="utf-8")
+    monkeypatch.setattr("json.dump", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space left"):
+        folder.save(replace(RECORD, seconds=1.0))
+    assert file.read_text(encoding="utf-8") == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_costs_refuse_what_is_no_table():
+    with pytest.raises(ConfigError, match="costs verify_s: got 5, expected seconds by rows"):
+        PassCosts.from_dict({"verify_s": 5})
