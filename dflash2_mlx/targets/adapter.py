@@ -67,6 +67,8 @@ class LayerLoopTarget:
         self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
         self._head = self._table if "lm_head" in text_model else self._table.as_linear
         head_rows = _rows(self._table)
+        # Then attention and recurrence stay MLX's as well.
+        self.exact = any(layer.exact for _, layer in row_layers(text_model))
         # Of each kind's layers, which are alike; None where they are run by mlx-lm alone.
         shapes = {kind: {attention_shape(layer) for layer in self._layers_of(kind)} for kind in (FULL, SLIDING)}
         self.attention = {kind: found.pop() if len(found) == 1 else None for kind, found in shapes.items()}
@@ -140,7 +142,7 @@ class LayerLoopTarget:
     def _seen(self, kind: str, buffers: RowBuffers, rows: mx.array, dtype: mx.Dtype, state: TargetState) -> Seen:
         sight = Sight(buffers.causal_mask(rows), state.length, buffers.base, window=buffers.window)
         shape, (batch, length) = self.attention[kind], rows.shape
-        if shape is None:
+        if shape is None or self.exact:
             return Seen(sight, False)
         queries = (batch, shape.heads, length, shape.dim)
         keys = (batch, shape.kv_heads, buffers.capacity, shape.dim)

@@ -131,8 +131,13 @@ def layer_shape(layer: GatedDeltaNet) -> tuple[int, int, int, int]:
     return layer.num_v_heads, layer.num_k_heads, layer.head_v_dim, layer.head_k_dim
 
 
-def gated_delta_pass(layer: GatedDeltaNet, x: mx.array, state: AnyState | None) -> tuple[mx.array, Tape]:
-    """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass."""
+def gated_delta_pass(
+    layer: GatedDeltaNet, x: mx.array, state: AnyState | None, *, by_kernel: bool = True
+) -> tuple[mx.array, Tape]:
+    """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass.
+
+    `by_kernel`: `gated_delta_verify` may do it where it should run.
+    """
     batch, length, _ = x.shape
     if state is None:
         state = GatedDeltaState(
@@ -150,7 +155,8 @@ def gated_delta_pass(layer: GatedDeltaNet, x: mx.array, state: AnyState | None) 
     v = v.reshape(batch, length, layer.num_v_heads, layer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
     tape: Tape
-    if verify_wanted((batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim), k.shape, v.dtype):
+    shape = (batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
+    if by_kernel and verify_wanted(shape, k.shape, v.dtype):
         rows = Rows(q, k, v, compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
         out, before = _verify(state, rows)
         tape = VerifyTape(rows, conv_input, before)

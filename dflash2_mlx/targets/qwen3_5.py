@@ -30,7 +30,8 @@ class Qwen3_5Target(LayerLoopTarget):
     ) -> mx.array:
         if kind == FULL:
             return super().run_layer(layer, kind, index, hidden, seen, state)
-        mixed, tape = gated_delta_pass(layer.linear_attn, layer.input_layernorm(hidden), state.recurrent[index])
+        normed, before = layer.input_layernorm(hidden), state.recurrent[index]
+        mixed, tape = gated_delta_pass(layer.linear_attn, normed, before, by_kernel=not self.exact)
         state.passes[-1].tapes.append(tape)
         hidden = hidden + mixed
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))

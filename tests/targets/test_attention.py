@@ -8,8 +8,10 @@ import pytest
 
 from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.targets import adapter
+from dflash2_mlx.targets.registry import make_target
 from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401
-from tests.tiny import TARGET_CONFIGS, make_tiny_target
+from tests.runs import target_config
+from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_target
 
 # More rows than a few, so that only the block's pass may run the kernel.
 PROMPT = mx.array([[3, 5, 9, 100, 20, 77, 8, 41, 150, 2, 33, 60, 7, 12, 90, 4, 44, 101]], dtype=mx.int32)
@@ -20,9 +22,9 @@ def verify(family: str, rows: int = 5, batch: int = 1) -> list[mx.array]:
     """Logits and buffers after a prompt and a pass of a few rows."""
     target = make_tiny_target(family)
     state = target.new_state(batch)
-    if batch == 1:  # so long that sliding buffers drop rows
-        for end in (18, 36, 54):
-            target.forward(PROMPT + end, state)
+    if batch == 1:  # so long that sliding buffers drop rows and Ministral's scale is not 1
+        for end in (18, 36, 54, 72):
+            target.forward(PROMPT + end // 2, state)
             target.commit(state, 18)
             state.forget_future(end)
         assert state.sliding.num_layers == 0 or state.sliding.base > 0
@@ -86,3 +88,15 @@ def test_layers_of_another_class_stay_mlx_lms(metal: None) -> None:  # noqa: F81
     layer.__class__ = Other.__bases__[0]
     layer.self_attn.scale *= 2
     assert adapter.attention_shape(layer) is None
+
+
+def test_in_exact_mode_attention_and_recurrence_stay_mlx_lms(metal: None) -> None:  # noqa: F811
+    config = target_config("qwen3_5")
+    target = make_target(make_mlx_model(config, bits=4), config, exact=True)
+    assert target.exact and not make_tiny_target("qwen3_5").exact
+    state = target.new_state()
+    for _ in range(2):
+        target.forward(BLOCK, state)
+        target.commit(state, mx.array([3]))
+    tested = {state.name for state in dispatcher().states() if state.tested}
+    assert "qmm_rows" in tested and not tested & {"few_row_attention", "gated_delta_verify"}
