@@ -23,5 +23,17 @@ def kernel_source(name: str, folders: tuple[Path, ...] = (PACKAGED, CHECKOUT)) -
         path = folder / f"{name}.metal"
         if path.is_file():
             return re.sub(r"[ \t]*//.*", "", path.read_text(encoding="ascii"))
-    places = " and ".join(str(folder) for folder in folders)
-    raise FileNotFoundError(f"Metal kernel {name!r}: no {name}.metal in {places}")
+    raise FileNotFoundError(f"Metal kernel {name!r}: no {name}.metal in {_places(folders)}")
+
+
+@cache
+def all_sources(folders: tuple[Path, ...] = (PACKAGED, CHECKOUT)) -> str:
+    """The bodies of all kernels, one after another: what races were run with."""
+    names = next((names for folder in folders if (names := sorted(path.stem for path in folder.glob("*.metal")))), [])
+    if not names:
+        raise FileNotFoundError(f"Metal kernels: no .metal file in {_places(folders)}")
+    return "".join(kernel_source(name, folders) for name in names)
+
+
+def _places(folders: tuple[Path, ...]) -> str:
+    return " and ".join(str(folder) for folder in folders)

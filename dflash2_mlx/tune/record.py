@@ -18,8 +18,7 @@ from typing import Any
 from ..chips import Chip
 from ..costs import PassCosts
 from ..errors import ConfigError
-from ..kernels._dispatch import KERNELS
-from ..kernels._source import kernel_source
+from ..kernels._source import all_sources
 from .race import RaceResult
 
 VERSION = 1
@@ -119,7 +118,7 @@ def identity_of(chip: Chip, pair: str) -> Identity:
     Args:
         pair: the engine's fingerprint.
     """
-    text = "".join(kernel_source(name) for name in KERNELS)
+    text = all_sources()
     name = f"{chip.name or 'unknown chip'}, {chip.architecture or 'no Apple GPU'}, {chip.gpu_cores or '?'} cores"
     return Identity(name, chip.mlx or "unknown", hashlib.sha256(text.encode()).hexdigest()[:16], pair)
 

@@ -57,6 +57,15 @@ def test_it_holds_for_nothing_else(tmp_path: Path, other):
     assert record is None and note is not None and "holds for another machine or pair: passed over" in note
 
 
+def test_every_kernels_text_counts(tmp_path: Path):
+    from dflash2_mlx.kernels._source import CHECKOUT, all_sources, kernel_source
+
+    whole = all_sources((CHECKOUT,))
+    assert all(kernel_source(path.stem, (CHECKOUT,)) in whole for path in CHECKOUT.glob("*.metal"))
+    with pytest.raises(FileNotFoundError, match="no .metal file in"):
+        all_sources((tmp_path,))
+
+
 def test_a_macos_update_alone_asks_for_no_new_races():
     assert identity_of(replace(CHIP, macos="27.0"), "pair-1") == IDENTITY
 
