@@ -9,7 +9,12 @@ import pytest
 from dflash2_mlx.kernels._contest import Contest
 from dflash2_mlx.tune.race import MARGIN, REPEATS, RaceResult, choose, racing
 
-from .fakes import REFUSED, STOCK, WRONG, contest
+from .fakes import REFUSED, STOCK, WRONG, contest, use_clock
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_clock(monkeypatch)
 
 
 def run(race: Generator[None, None, RaceResult]) -> tuple[RaceResult, int]:
@@ -48,23 +53,23 @@ def test_the_margin_is_what_it_says():
 
 
 def test_a_race_runs_in_slices_and_keeps_every_time():
-    result, pauses = run(racing(contest({STOCK: 0.02, "ours": 0.005, "slow": 0.04})))
+    result, pauses = run(racing(contest({STOCK: 2.0, "ours": 0.5, "slow": 4.0})))
     assert result.winner == "ours" and result.out == {}
     assert set(result.seconds) == {STOCK, "ours", "slow"}
-    assert result.seconds["ours"] == pytest.approx(0.005, rel=0.8)
+    assert result.seconds["ours"] == pytest.approx(0.5, rel=0.3)
     assert result.gain == pytest.approx(result.seconds[STOCK] / result.seconds["ours"]) and result.gain > 1.5
     assert pauses == 3 * (2 + REPEATS)  # checked, tried, and run in turns
 
 
 @pytest.mark.parametrize("fault", [WRONG, REFUSED, ValueError("too many threads")])
 def test_wrong_numbers_and_refusals_are_out_with_a_reason(fault):
-    result, _ = run(racing(contest({STOCK: 0.02, "ours": 0.001}, wrong={"ours": fault}), repeats=1))
+    result, _ = run(racing(contest({STOCK: 2.0, "ours": 0.1}, wrong={"ours": fault}), repeats=1))
     assert result.winner == STOCK and result.seconds == {}
     assert result.out == {"ours": " ".join(str(fault).split())}
 
 
 def test_the_stock_operation_runs_whatever_its_check_says():
-    result, _ = run(racing(contest({STOCK: 0.02, "ours": 0.002}, wrong={STOCK: WRONG}), repeats=2))
+    result, _ = run(racing(contest({STOCK: 2.0, "ours": 0.2}, wrong={STOCK: WRONG}), repeats=2))
     assert set(result.seconds) == {STOCK, "ours"} and STOCK in result.out
 
 

@@ -24,7 +24,7 @@ from tests.engines import tiny_engine
 from tests.runs import PROMPT, lively_reply
 from tests.tiny import make_tiny_drafter
 
-from .fakes import STOCK, contest
+from .fakes import STOCK, contest, use_clock
 
 COSTS = PassCosts({1: 1.0, 2: 1.1, 3: 1.2}, {2: 0.1, 3: 0.1})
 
@@ -45,7 +45,8 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     for module in (run_module, tune.background):
         monkeypatch.setattr(module, "dispatcher", lambda: here)
     # The pair itself goes on without.
-    races = [contest({STOCK: 0.004, "ours": 0.001}, key=key) for key in ("first", "second")]
+    use_clock(monkeypatch)
+    races = [contest({STOCK: 4.0, "ours": 1.0}, key=key) for key in ("first", "second")]
     monkeypatch.setattr(run_module, "contests", lambda target, drafter, rows: races)
     return here
 
@@ -102,18 +103,15 @@ def test_winners_and_costs_are_adopted(engine: Engine, metal: Dispatcher, tmp_pa
     assert metal.winner("norm_rope", "second") == "ours"
 
 
-def test_graphs_are_traced_anew_when_winners_change(engine: Engine, metal: Dispatcher, tmp_path: Path):
+def test_graphs_are_traced_anew_when_winners_change(engine: Engine):
     assert engine.drafter is not None
-    before = d2.generate(engine, PROMPT, d2.GenerationConfig(max_tokens=8, stop_token_ids=())).token_ids
-    lender, project = engine.drafter._lender, engine.drafter.project
-    assert lender is not None
-    record, _ = finish(tune.tune(engine))
+    config = d2.GenerationConfig(max_tokens=8, stop_token_ids=())
+    before, project = d2.generate(engine, PROMPT, config).token_ids, engine.drafter.project
+    owner().call(lambda: _dispatch.dispatcher().adopt({("norm_rope", "a shape nobody has"): "mlx"}))
+    after = d2.generate(engine, PROMPT, config).token_ids
     assert engine.drafter.project is not project
-    after = d2.generate(engine, PROMPT, d2.GenerationConfig(max_tokens=8, stop_token_ids=())).token_ids
     assert before == after == list(lively_reply("qwen3_5"))[:8]
-    engine.drafter._lender = engine.target
-    owner().call(lambda: tune.adopt(engine, record))
-    assert engine.drafter._lender is None
+    owner().call(_dispatch.dispatcher().forget_winners)
 
 
 def test_costs_that_adaptive_measured_are_kept(engine: Engine, tmp_path: Path):
@@ -188,7 +186,7 @@ def test_replies_come_first_and_are_not_changed(
     engine: Engine, metal: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     jobs: list[int] = []  # that were under way when a contender ran
-    race = contest({STOCK: 0.004, "ours": 0.001}, watch=lambda: jobs.append(len(owner()._jobs)))
+    race = contest({STOCK: 4.0, "ours": 1.0}, watch=lambda: jobs.append(len(owner()._jobs)))
     monkeypatch.setattr(run_module, "contests", lambda target, drafter, rows: [race] * 4)
     beside = Beside(engine, tmp_path)
     beside.job.start()
