@@ -165,7 +165,7 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
     for rows in range(1, _metal_qmm.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
             state = next(state for state in kernels.states() if state.name == NAME)
-            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2KERNEL_OF'})"
+            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2_KERNELS'})"
     return None
 
 
