@@ -22,7 +22,6 @@ from .race import REPEATS, RaceResult, racing
 from .record import TuneFolder, TuneRecord, identity_of
 
 DEEP = 4096  # positions behind which passes are timed once more
-QUIET_S = 3.0  # without replies before tuning goes on beside them
 NOTHING_TO_RACE = "no kernel of ours can run here, so there is nothing to race: MLX has no Metal"
 
 
