@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -203,16 +203,9 @@ def _read_weights(
 ) -> tuple[Target, DraftModel | None]:
     target = make_target(_load_target(folder, target_dtype), config, exact=exact)
     drafter = None if draft is None else draft.read(target)
-    _warm_up(target, [*([1] if exact else []), *([] if drafter is None else [drafter.config.block_size])])
+    if exact:  # then single rows have a kernel too, and it is compiled now
+        mx.eval(target.forward(mx.zeros((1, 1), dtype=mx.int32), target.new_state()).logits)
     return target, drafter
-
-
-def _warm_up(target: Target, widths: Sequence[int]) -> None:
-    """Run passes of these rows, so that no test and no compilation of a kernel falls into a reply."""
-    if not target.quantized_matrices():  # none of our kernels is in it
-        return
-    for rows in widths:
-        mx.eval(target.forward(mx.zeros((1, rows), dtype=mx.int32), target.new_state()).logits)
 
 
 def with_drafter(

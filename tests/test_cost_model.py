@@ -48,6 +48,15 @@ def test_our_linear_layers_are_never_modelled_slower_than_published_ones():
         assert linear_s(BIG, rows, machine, rates, OWN) <= linear_s(BIG, rows, machine, rates, OwnKernels()) + 1e-12
 
 
+def test_weights_that_are_not_packed_are_read_once_and_multiplied_in_padded_tiles():
+    machine = chip("M4 Pro")
+    rates = rates_of(machine)
+    dense = Matrices(BIG.count, 2 * BIG.count, False)
+    one, two, many = (linear_s(dense, rows, machine, rates, OwnKernels()) for rows in (1, 2, 32))
+    assert one == pytest.approx(dense.bytes / rates.bandwidth) and one < two == many
+    assert linear_s(dense, 2, machine, rates, OWN) == two, "our few-row kernels are for packed weights"
+
+
 def test_a_27b_pair_as_published():
     stock, own = cost_tables()["M4 Pro stock"], cost_tables()["M4 Pro own"]
     assert 1e3 * stock.verify[1] == pytest.approx(68, rel=0.08)
