@@ -29,14 +29,19 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
+from dflash2_mlx.config import SamplingConfig
 from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels.accept import Drafted, accept
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
+from dflash2_mlx.kernels.few_row_attention import Sight, few_row_attention, mask_of
+from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_verify
 from dflash2_mlx.kernels.norm_rope import norm_rope
 from dflash2_mlx.kernels.qmm_forms import MATRIX, STOCK, TILE
 from dflash2_mlx.kernels.qmm_rows import random_product, run_form, usable
 from dflash2_mlx.kernels.select_walk import Selector, edge_scores, select, select_walk
 from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
+from dflash2_mlx.rng import base_keys
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
 from tests.kernels.test_norm_rope_metal import SHAPES as HEAD_SHAPES
 from tests.kernels.test_qmm_rows_metal import STORAGES
@@ -86,6 +91,29 @@ def heads_case(label: str, batch: int, rows: int, available: int, heads: int, di
     x, norms = random(batch, rows, available, dim), random(heads, dim, seed=1)
     start = mx.full((batch,), 100, dtype=mx.int32)
     return Case("norm_rope", label, lambda: norm_rope(x, norms, start, theta=1e6, eps=1e-6))
+
+
+def verify_cases(label: str, rows: int, heads: int, kv_heads: int, dim: int, vocab: int) -> Iterator[Case]:
+    """What a verify pass runs besides its products, over 1,000 positions: the form that this machine picks."""
+    queries, capacity = random(1, heads, rows, dim), 1024
+    keys, values = (random(1, kv_heads, capacity, dim, seed=seed) for seed in (1, 2))
+    start = mx.array([1000], dtype=mx.int32)
+    mask = mask_of(start, 0, rows, capacity, causal=True, window=None, sink=0)
+    yield Case("few_row_attention", label, lambda: few_row_attention(queries, keys, values, Sight(mask, start, 0)))
+
+    q, k, v = (random(1, rows, heads, dim, seed=seed) / dim**0.5 for seed in (3, 4, 5))
+    g, beta = (mx.sigmoid(random(1, rows, heads, seed=seed)) for seed in (6, 7))
+    delta, state, keep = Rows(q, k, v, g, beta), mx.zeros((1, heads, dim, dim)), mx.array([2], dtype=mx.int32)
+    yield Case("gated_delta_verify", label, lambda: list(gated_delta_verify(state, delta, keep, delta)))
+
+    logits, sampling = random(1, rows, vocab, seed=8), SamplingConfig(temperature=1.0, top_k=8)
+    ids = mx.broadcast_to(mx.arange(4, dtype=mx.int32), (1, rows - 1, 4))
+    drafted = Drafted(ids[..., 0], ids, mx.full(ids.shape, 0.25))
+
+    def accepted() -> list[mx.array]:
+        return list(vars(accept(logits, start, drafted, sampling, base_keys(0))).values())
+
+    yield Case("accept", label, accepted)
 
 
 def product_cases(
@@ -146,6 +174,7 @@ def cases(which: str) -> Iterator[Case]:
             yield from conv_cases(str(shape), *shape)
         for heads in HEAD_SHAPES:
             yield heads_case(str(heads), 2, 5, *heads)
+        yield from verify_cases("(5, 4, 2, 32, 300)", 5, 4, 2, 32, 300)
         for storage in STORAGES:
             yield from product_cases(str(storage), 5, *storage)
         for size in SIZES:
@@ -159,6 +188,7 @@ def cases(which: str) -> Iterator[Case]:
             yield from conv_cases(name, 1, rows, hidden, TAPS, GROUP)
             yield heads_case(name, 1, rows, *HEADS[name])
             yield from product_cases(name, rows, hidden, 4 * hidden)
+            yield from verify_cases(name, rows, 32, 8, 128, vocab)
             yield candidates_case(name, (1, rows - 1), vocab, TOP_K)
             yield from walk_cases(name, 1, rows - 1, vocab, rank, TOP_K)
             yield from selector_cases(name, rows - 1, vocab, rank)

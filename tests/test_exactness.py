@@ -19,7 +19,7 @@ import dflash2_mlx as d2
 from dflash2_mlx import training
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.kernels import _dispatch, qmm_rows
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
 from dflash2_mlx.kernels.qmm_rows import stock_product
 from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
 from dflash2_mlx.targets.registry import make_target
@@ -51,7 +51,7 @@ class Passing:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passing]:
     passing = Passing()
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (passing.make, True))
-    names = ("norm_rope", "dynamic_conv", "conv_add_norm", "top_candidates", "select_walk")
+    names = [name for name in KERNELS if not name.startswith("qmm_")]
     monkeypatch.setenv("DFLASH2_KERNELS", ",".join(["auto", *(f"{name}=mlx" for name in names)]))
     dispatcher.cache_clear()
     yield passing
