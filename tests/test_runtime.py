@@ -263,7 +263,7 @@ def start_child(body: str) -> subprocess.Popen[str]:
 
 def end_of(child: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         child.kill()
         out, err = child.communicate()
@@ -370,4 +370,4 @@ if child == 0:
     os._exit(1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240, cwd=Path(__file__).parents[1])
