@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from dflash2_mlx.tune import TuneFolder
+from tests.tune.test_record import RECORD
+
 from ..conftest import HELLO, Running, serving
 from ..models import scripted, source_of, tiny_served
 from .conftest import shot
@@ -51,6 +54,17 @@ def test_models_sums_log_and_examples(page: Page, watched: Running) -> None:
     expect(examples.get_by_label("Python, openai", exact=True)).to_contain_text('model="plain"')
     expect(page.get_by_role("region", name="About")).to_contain_text("Apache-2.0")
     shot(page, "status")
+
+
+def test_what_was_tuned_here(page: Page, watched: Running) -> None:
+    kernels = page.get_by_role("region", name="Kernels", exact=True)
+    page.goto(f"{watched.url}/#/status")
+    expect(kernels).to_contain_text("Nothing yet: kernels run by default")
+    TuneFolder(watched.service.base().tune).save(RECORD)
+    page.reload()
+    expect(kernels.get_by_role("listitem")).to_have_text(
+        f"target + drafter · {RECORD.at} · 1 of 1 races won by our kernels · of another chip or version: not used"
+    )
 
 
 def test_a_phone_and_the_dark(page: Page, watched: Running) -> None:

@@ -73,6 +73,23 @@ function kernelTable(found) {
         el("th.mono", { scope: "row" }, kernel.name), el("td", {}, kernel.wanted),
         el("td", {}, el("span.badge", { class: kernel.runs === "metal" ? "good" : "" }, kernel.runs === "metal" ? "Metal" : "MLX twin")),
         el("td", {}, kernel.tested ? "yes" : "no"), el("td.wrap", {}, kernel.reason ?? "–")))))),
+    ...tuned(found.tuning),
+  ];
+}
+
+/** What races and timed passes found on this machine, newest first, in the words of `doctor`. */
+function tuned({ records, notes }) {
+  const line = (record) => [
+    [record.target, record.drafter].filter(Boolean).join(" + "), record.at,
+    !record.raced ? "costs of passes only"
+      : record.races ? `${record.won} of ${record.races} races won by our kernels` : "no races",
+    record.current ? null : "of another chip or version: not used",
+  ].filter(Boolean).join(" · ");
+  return [
+    el("h3", {}, "Tuned"),
+    records.length ? el("ul", {}, records.map((record) => el("li.wrap", {}, line(record))))
+      : el("p.dim", {}, "Nothing yet: kernels run by default, costs of passes are computed or measured when needed."),
+    notes.map((text) => el("p.note", {}, text)),
   ];
 }
 
