@@ -43,7 +43,8 @@ def test_shared_parts_take_no_memory(bits):
     before = mx.get_active_memory()
     joined = join(parts)
     share(joined, parts)
-    assert mx.get_active_memory() - before < 4096
+    # A copy would be 8 MB or more; other tests of this process leave threads that hold a few small arrays.
+    assert mx.get_active_memory() - before < 2**16
 
 
 def test_parts_stored_in_different_ways_stay_apart():
