@@ -194,8 +194,7 @@ def test_adaptive_replies_say_what_they_did(accepts, costs, wide):
     shown = result.to_dict()
     assert shown["verify_mode"] == "adaptive" and shown["notices"] == []
     assert sum(shown["rounds_by_width"].values()) == shown["rounds"]
-    mostly = max(shown["rounds_by_width"], key=shown["rounds_by_width"].__getitem__)
-    assert mostly == ("5" if wide else "1")
+    assert shown["rounds_by_width"].get("1", 0) == 0 if wide else shown["rounds_by_width"]["1"] >= 16, "a rest"
     narrow = d2.generate(engine, PROMPT, replace(config, block_size=3)).stats
     assert max(narrow.rounds_by_width) <= 3
 
