@@ -15,6 +15,16 @@ from typing import Any
 from .chips import Chip
 from .config import DrafterConfig
 from .costs import CONTEXT, PassCosts
+from .kernels.qmm_forms import (
+    LONE_ROW,
+    PADDED_SHARE,
+    PADDED_TILE,
+    STOCK_ROW,
+    STOCK_ROWS,
+    TILE_ROW,
+    UNIT_SHARE,
+    UNPACKING,
+)
 from .memory import Precision, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
 from .weights import QUANTIZED_ON_LOAD, expected_shapes
@@ -35,7 +45,6 @@ _FITTED = {(13, "pro"): 170, (15, "max"): 385, (16, "pro"): 245, (17, "max"): 52
 _REACHED = 0.87  # share of the published bandwidth elsewhere: the mean of the four
 _FEW_ROWS = {"qmv": 5, "wide": 12}  # most rows of MLX's few-row kernels; more are a matrix product of 32-row tiles
 _ULTRA_ROWS = 11
-_TILE_ROWS, _TILE_SHARE = 32, 0.78  # a product's tile, and the share of peak its arithmetic reaches
 _WALL, _WALL_READS = 32, 9  # rows x query heads per key head that MLX's attention serves in one read; reads beyond
 # Seconds around the linear layers of one layer, at 245 GB/s: 12 ms for 64 layers (M4 Pro, published).
 _LAYER_S, _LAYER_BANDWIDTH = 12e-3 / 64, 245e9
@@ -170,12 +179,12 @@ def predict(
 def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernels) -> float:
     """Seconds of `rows` rows through these matrices."""
     reading, decoding = part.bytes / rates.bandwidth, part.count / rates.lanes
-    product = max(reading, -(-rows // _TILE_ROWS) * _TILE_ROWS / _TILE_SHARE * decoding)
+    product = max(reading, -(-rows // PADDED_TILE) * PADDED_TILE / PADDED_SHARE * decoding)
     if not part.packed:
         return reading if rows == 1 else product
     if own.linear:  # a vector tile, or 8-row matrix units at three quarters of peak: whichever wins
-        units = -(-rows // 8) * 8 / 0.75
-        return max(reading, (3 + min(1.3 * rows, units)) * decoding)
+        units = -(-rows // 8) * 8 / UNIT_SHARE
+        return max(reading, (UNPACKING + min(TILE_ROW * rows, units)) * decoding)
     assert chip.generation is not None
     ultra, wide = chip.variant == "ultra", chip.generation >= 15
     most = _ULTRA_ROWS if ultra else _FEW_ROWS["wide" if wide else "qmv"]
@@ -183,9 +192,9 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
         # Tensor units do such a product at about the speed of reading.
         return 1.1 * reading if chip.neural_accelerators else product
     if not wide:
-        return rows * max(reading, 5.5 * decoding)  # a pass per row
-    tiles = -(-rows // 5)
-    return tiles * max(reading, (3 + 2.5 * -(-rows // tiles)) * decoding)
+        return rows * max(reading, LONE_ROW * decoding)  # a pass per row
+    tiles = -(-rows // STOCK_ROWS)
+    return tiles * max(reading, (UNPACKING + STOCK_ROW * -(-rows // tiles)) * decoding)
 
 
 def _matrices(tensors: Mapping[str, tuple[int, ...]], quantization: Any, width: int) -> Matrices:

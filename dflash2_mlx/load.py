@@ -29,7 +29,7 @@ from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
-from .kernels._dispatch import KERNELS, dispatcher
+from .kernels._dispatch import dispatcher
 from .kernels.qmm_rows import EXACT_ROWS
 from .layout import on_cpu, store_for_device
 from .memory import Precision
@@ -237,12 +237,9 @@ def prior_costs(config: Mapping[str, Any], drafter: DrafterConfig, held: Precisi
 
 def own_kernels() -> OwnKernels:
     """Which few-row kernels of ours may run in this process."""
-    kernels = dispatcher()
-    runs = {name: kernels.wants_metal(name) for name in KERNELS}
+    runs = dispatcher().wants_metal
     return OwnKernels(
-        linear=runs.get("qmm_rows", False),
-        attention=runs.get("few_row_attention", False),
-        recurrent=runs.get("gated_delta_verify", False),
+        linear=runs("qmm_rows"), attention=runs("few_row_attention"), recurrent=runs("gated_delta_verify")
     )
 
 

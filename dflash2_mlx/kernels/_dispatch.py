@@ -95,8 +95,7 @@ class Dispatcher:
     def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
         """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
         self._winners |= winners
-        self.version += 1
-        self._remembered.clear()
+        self._choices_changed()
 
     def remembered(self, key: tuple[object, ...], choose: Callable[[], Choice]) -> Choice:
         """What a kernel's module chose for a shape, kept until new results of races or a failed test may change it."""
@@ -109,6 +108,9 @@ class Dispatcher:
     def forget_winners(self) -> None:
         """Back to the rules that hold before a race."""
         self._winners.clear()
+        self._choices_changed()
+
+    def _choices_changed(self) -> None:
         self.version += 1
         self._remembered.clear()
 

@@ -7,6 +7,7 @@ Metal compiles one kernel for each width that is used, 8 at most, and none for a
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -80,7 +81,7 @@ def quantized_matrix(
     Args:
         simdgroups: that share the sums over K; None for what suits K.
     """
-    rows, inputs, outputs = shape
+    rows, inputs, _ = shape
     _check(inputs, group_size, bits)
     if rows > MATRIX_ROWS:
         raise ValueError(f"{MATRIX}: got {rows} rows, expected at most {MATRIX_ROWS}")
@@ -95,17 +96,7 @@ def quantized_matrix(
         ("OFFSET", offset),
         ("SIMDGROUPS", parts),
     )
-    return KernelCall(
-        name=MATRIX,
-        inputs=_INPUTS,
-        outputs=("y",),
-        template=template,
-        grid=(32 * parts * -(-outputs // 8), 1, 1),
-        threadgroup=(32 * parts, 1, 1),
-        output_shapes=((rows, outputs),),
-        output_dtypes=(dtype,),
-        header=_MATRIX_HEADER,
-    )
+    return _shared_sums(MATRIX, template, shape, dtype, parts=parts, each=8, header=_MATRIX_HEADER)
 
 
 @cache
@@ -122,22 +113,37 @@ def quantized_tensor(
 
     Arguments as for `quantized_matrix`.
     """
-    rows, inputs, outputs = shape
+    rows, inputs, _ = shape
     _check(inputs, group_size, bits)
     if rows > MATRIX_ROWS or dtype not in TENSOR_TYPES:
         raise ValueError(f"{TENSOR}: got {rows} rows of {dtype}, expected at most {MATRIX_ROWS} of a 16-bit type")
     parts = (8 if inputs >= 2048 else 2) if simdgroups is None else simdgroups
     template = (("T", dtype), ("GROUP", group_size), ("BITS", bits), ("OFFSET", offset), ("SIMDGROUPS", parts))
+    return _shared_sums(TENSOR, template, shape, dtype, parts=parts, each=32, header=_TENSOR_HEADER)
+
+
+def _shared_sums(
+    name: str,
+    template: tuple[tuple[str, Any], ...],
+    shape: tuple[int, int, int],
+    dtype: mx.Dtype,
+    *,
+    parts: int,
+    each: int,
+    header: str,
+) -> KernelCall:
+    """A call whose threadgroups are `parts` SIMD-groups that share the sums of `each` outputs."""
+    rows, _, outputs = shape
     return KernelCall(
-        name=TENSOR,
+        name=name,
         inputs=_INPUTS,
         outputs=("y",),
         template=template,
-        grid=(32 * parts * -(-outputs // 32), 1, 1),
+        grid=(32 * parts * -(-outputs // each), 1, 1),
         threadgroup=(32 * parts, 1, 1),
         output_shapes=((rows, outputs),),
         output_dtypes=(dtype,),
-        header=_TENSOR_HEADER,
+        header=header,
     )
 
 

@@ -22,6 +22,12 @@ MOST_ROWS = 16  # of a product that is worth a form of its own
 PADDED_ROWS = 16  # with which MLX is sure to use its tensor-unit tile
 AFFINE = "affine"
 
+# Operations per weight: to unpack it; for each row in MLX's few-row kernel and in our vector tile; for a row that MLX
+# passes alone. Then the rows of MLX's padded product, the share of peak its arithmetic reaches, and that of 8-row units.
+UNPACKING, STOCK_ROW, TILE_ROW, LONE_ROW = 3, 2.5, 1.3, 5.5
+PADDED_TILE, PADDED_SHARE, UNIT_SHARE = 32, 0.78, 0.75
+STOCK_ROWS = 5  # most rows that MLX's few-row kernel decodes a weight for
+
 _ULTRA = "d"
 # Operations that a chip does per weight while 4 bits in groups of 64 come from memory: bandwidth against arithmetic.
 _FLOOR = {13: 8.8, 14: 9.0, 15: 10.4, 16: 9.3, 17: 11.9}
@@ -77,10 +83,10 @@ def modelled_costs(chip: Chip, product: Product) -> dict[str, float]:
     tile = tile_rows(rows)
     costs = {
         STOCK: _stock(chip, product),
-        TILE: max(floor, -(-rows // tile) * (3 + 1.3 * tile)),
+        TILE: max(floor, -(-rows // tile) * (UNPACKING + TILE_ROW * tile)),
     }
     if rows <= MATRIX_ROWS:
-        costs[MATRIX] = max(floor, 3 + -(-rows // 8) * 8 / 0.75)
+        costs[MATRIX] = max(floor, UNPACKING + -(-rows // 8) * 8 / UNIT_SHARE)
     if _padding_helps(chip, product):
         costs[PAD] = _ACCELERATED * floor
     return costs
@@ -90,11 +96,11 @@ def _stock(chip: Chip, product: Product) -> float:
     """What MLX's own product costs, by the kernel that it picks."""
     rows, floor, generation = product.rows, _floor(chip, product), chip.generation or 0
     if rows >= _vector_limit(chip, product):
-        return _ACCELERATED * floor if _on_accelerators(chip, product) else 32 / 0.78
+        return _ACCELERATED * floor if _on_accelerators(chip, product) else PADDED_TILE / PADDED_SHARE
     if generation < 15:  # every row reads all weights for itself
-        return rows * max(floor, 5.5)
-    tiles = -(-rows // 5)
-    return max(floor, tiles * (3 + 2.5 * -(-rows // tiles)))
+        return rows * max(floor, LONE_ROW)
+    tiles = -(-rows // STOCK_ROWS)
+    return max(floor, tiles * (UNPACKING + STOCK_ROW * -(-rows // tiles)))
 
 
 def _vector_limit(chip: Chip, product: Product) -> int:
