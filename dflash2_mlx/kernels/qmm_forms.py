@@ -22,8 +22,9 @@ MOST_ROWS = 16  # of a product that is worth a form of its own
 PADDED_ROWS = 16  # with which MLX is sure to use its tensor-unit tile
 AFFINE = "affine"
 
-# Operations per weight: to unpack it; for each row in MLX's few-row kernel and in our vector tile; for a row that MLX
-# passes alone. Then the rows of MLX's padded product, the share of peak its arithmetic reaches, and that of 8-row units.
+# Operations per weight: to unpack it; for each row in MLX's few-row kernel and in our vector tile; for a row that
+# MLX passes alone. Then the rows of MLX's padded product, the share of peak its arithmetic reaches, and that of
+# 8-row units.
 UNPACKING, STOCK_ROW, TILE_ROW, LONE_ROW = 3, 2.5, 1.3, 5.5
 PADDED_TILE, PADDED_SHARE, UNIT_SHARE = 32, 0.78, 0.75
 STOCK_ROWS = 5  # most rows that MLX's few-row kernel decodes a weight for
