@@ -8,6 +8,7 @@ a tenth (docs/performance.md); `costs` measures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +26,9 @@ from .kernels.qmm_forms import (
     UNIT_SHARE,
     UNPACKING,
 )
-from .memory import Precision, own_bytes, packing, tensor_bytes
+from .memory import Precision, drafter_packing, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
-from .weights import QUANTIZED_ON_LOAD, expected_shapes
+from .weights import expected_shapes
 
 _LANES = 128  # of a GPU core
 # Multiply-adds per lane and second, in 10^9: clocks; for generation 17 fitted to published times.
@@ -127,7 +128,7 @@ def workload(
     tied = "lm_head.weight" not in shape.tensors
     text = target_config.get("text_config") or target_config
     for name, dims in shape.tensors.items():
-        one = _matrices({name: dims}, quantization, held.target_bytes)
+        one = _matrix(dims, packing(name, dims, quantization), own_bytes(name, held.target_bytes))
         if "embed_tokens" in name:
             head += [one] if tied else []
         elif "lm_head" in name:
@@ -197,16 +198,9 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
     return tiles * max(reading, (UNPACKING + STOCK_ROW * -(-rows // tiles)) * decoding)
 
 
-def _matrices(tensors: Mapping[str, tuple[int, ...]], quantization: Any, width: int) -> Matrices:
-    count = size = 0.0
-    packed = False
-    for name, dims in tensors.items():
-        how = packing(name, dims, quantization)
-        number = 1
-        for dim in dims:
-            number *= dim
-        count, size, packed = count + number, size + tensor_bytes(dims, how, own_bytes(name, width)), how is not None
-    return Matrices(count, size, packed)
+def _matrix(dims: tuple[int, ...], how: tuple[int, int] | None, width: int) -> Matrices:
+    """One tensor; `how` is its packing, `width` its bytes a number where it has none."""
+    return Matrices(math.prod(dims), tensor_bytes(dims, how, width), how is not None)
 
 
 def _joined(parts: list[Matrices], share: float = 1.0) -> Matrices:
@@ -223,9 +217,6 @@ def _drafter(config: DrafterConfig, held: Precision) -> tuple[Matrices, ...]:
         module = name.removesuffix(".weight")
         if len(dims) != 2 or module.endswith(("predecessor_codebook", "successor_codebook")):
             continue
-        quantization = config.quantization
-        if not quantization and held.draft_bits and module.rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD:
-            quantization = {"bits": held.draft_bits, "group_size": held.draft_group_size}
-        one = _matrices({name: dims}, quantization, held.drafter_bytes)
+        one = _matrix(dims, drafter_packing(name, dims, config, held), held.drafter_bytes)
         parts += [one] * (2 if module.endswith(("k_proj", "v_proj")) else 1)
     return tuple(_joined([part for part in parts if part.packed is packed]) for packed in (True, False))

@@ -22,6 +22,7 @@ import mlx.core as mx
 
 from .drafter.model import DraftModel
 from .errors import ConfigError
+from .kernels._contest import Chain
 from .targets.base import Target
 
 MOST_ROWS = 16
@@ -32,7 +33,7 @@ _REPEATS = 3
 
 Key = tuple[str, int]  # "verify", "deep" or "draft", rows
 Name = TypeVar("Name", bound=Hashable)
-Chain = Callable[[int], mx.array]  # builds n passes; its result depends on the last
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,7 @@ def measure_costs(
 
     Each pass waits for the one before it, on the device; the host reads only the end of a chain.
     """
-    steps = measuring_costs(target, drafter, rows)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            costs: PassCosts = end.value
-            return costs
+    return _at_once(measuring_costs(target, drafter, rows))
 
 
 def measuring_costs(
@@ -216,13 +211,17 @@ def best_gain(found: Sequence[WidthGain]) -> WidthGain:
 
 def time_in_turns(chains: Mapping[Name, Chain], repeats: int) -> dict[Name, list[float]]:
     """Seconds of one pass of each chain, `repeats` times in turns: a slow moment of the machine hits all alike."""
-    steps = timing_in_turns(chains, repeats)
+    return _at_once(timing_in_turns(chains, repeats))
+
+
+def _at_once(slices: Generator[None, None, Result]) -> Result:
+    """The result of work in slices, without pauses."""
     while True:
         try:
-            next(steps)
+            next(slices)
         except StopIteration as end:
-            seconds: dict[Name, list[float]] = end.value
-            return seconds
+            result: Result = end.value
+            return result
 
 
 def timing_in_turns(

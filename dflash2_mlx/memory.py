@@ -165,15 +165,19 @@ def tensor_bytes(dims: Iterable[int], packed: tuple[int, int] | None, width: int
     return count * bits // 8 + 2 * (count // group) * width  # codes, then scales and biases
 
 
+def drafter_packing(name: str, dims: tuple[int, ...], config: DrafterConfig, held: Precision) -> tuple[int, int] | None:
+    """The same of a drafter's tensor, quantized in its files or on load."""
+    if config.quantization and not any(book in name for book in _CODEBOOKS):
+        return packing(name, dims, config.quantization)
+    if held.draft_bits is not None and name.removesuffix(".weight").rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD:
+        return held.draft_bits, held.draft_group_size
+    return None
+
+
 def _drafter_weights(config: DrafterConfig, held: Precision) -> int:
     total = 0
     for name, dims in expected_shapes(config).items():
-        how = None
-        if config.quantization and not any(book in name for book in _CODEBOOKS):
-            how = packing(name, dims, config.quantization)
-        elif held.draft_bits is not None and name.removesuffix(".weight").rsplit(".", 1)[-1] in QUANTIZED_ON_LOAD:
-            how = (held.draft_bits, held.draft_group_size)
-        size = tensor_bytes(dims, how, held.drafter_bytes)
+        size = tensor_bytes(dims, drafter_packing(name, dims, config, held), held.drafter_bytes)
         twice = name.endswith(("k_proj.weight", "v_proj.weight"))  # beside the queries, and for all layers' context
         total += 2 * size if twice else size
     return total

@@ -19,12 +19,11 @@ from ..config import SamplingConfig
 from ..rng import Purpose
 from ..sampling import log_probabilities
 from . import _target_calls
-from ._dispatch import METAL, KernelMismatch, dispatcher
+from ._dispatch import KernelMismatch, dispatcher
 from ._metal import MAX_CANDIDATES, KernelCall
 from .top_candidates import candidate_lists
 
 NAME = "accept"
-OURS, STOCK = "metal", "mlx"  # contenders of a race
 _TEST_NUMBERS = 2**22  # logits of a self-test
 
 
@@ -70,11 +69,7 @@ def wanted(sampling: SamplingConfig, vocab_size: int, width: int) -> bool:
     """Whether the kernel should run for these settings and this many candidates of the drafter."""
     if not 0 < sampling.top_k <= min(MAX_CANDIDATES, vocab_size - 1) or not 0 < width <= MAX_CANDIDATES:
         return False
-    kernels = dispatcher()
-    if not kernels.wants_metal(NAME):
-        return False
-    key = f"top {sampling.top_k} of {vocab_size}, {width} candidates"
-    return kernels.wanted[NAME] == METAL or kernels.winner(NAME, key) != STOCK
+    return dispatcher().chooses_metal(NAME, f"top {sampling.top_k} of {vocab_size}, {width} candidates")
 
 
 def _inputs(

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
 from . import _target_calls
-from ._dispatch import METAL, check_equal, dispatcher, rounding
+from ._dispatch import check_equal, dispatcher, rounding
 from ._metal import KernelCall
 
 NAME = "gated_delta_verify"
@@ -80,12 +80,9 @@ def recurrence(rows: Rows, state: mx.array, mask: mx.array | None = None) -> tup
 
 def wanted(state: Shape, keys: Shape, dtype: mx.Dtype) -> bool:
     """Whether the kernel should run: yes, unless a race was lost at this shape."""
-    kernels = dispatcher()
     if not FEWEST_ROWS <= keys[1] <= MOST_ROWS or not possible(state[3], dtype):
         return False
-    if not kernels.wants_metal(NAME):
-        return False
-    return kernels.wanted[NAME] == METAL or kernels.winner(NAME, race_key(state, keys, dtype)) != STOCK
+    return dispatcher().chooses_metal(NAME, race_key(state, keys, dtype))
 
 
 def possible(dim: int, dtype: mx.Dtype) -> bool:
