@@ -123,10 +123,8 @@ def load(
         refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None
     if draft_source is not None:
-        draft_folder, draft_config = checked_drafter(draft_source, config, draft_bits, draft_group_size)
-        draft_config = narrow_view(draft_config, draft_window, draft_sink)
-        draft = _DrafterFiles(draft_folder, draft_config, draft_bits, draft_group_size, drafter_dtype)
-        _check_rows(exactness, draft_config)
+        draft = _checked_files(draft_source, config, exactness, draft_bits, draft_group_size, draft_window, draft_sink)
+        draft = replace(draft, dtype=drafter_dtype)
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
@@ -180,6 +178,22 @@ class _DrafterFiles:
         return model
 
 
+def _checked_files(
+    source: str | Path,
+    target_config: Mapping[str, Any],
+    exactness: str,
+    bits: int | None,
+    group_size: int,
+    window: int | None = None,
+    sink: int = 0,
+) -> _DrafterFiles:
+    """A drafter's files, once it fits the target and sees what it should."""
+    folder, config = checked_drafter(source, target_config, bits, group_size)
+    config = narrow_view(config, window, sink)
+    _check_rows(exactness, config)
+    return _DrafterFiles(folder, config, bits, group_size)
+
+
 def _warm_up_target(target: Target, rows: int) -> None:
     """Verify twice, as for `DraftModel.warm_up`; the second pass begins where the first one kept a part."""
     if dispatcher().factory is None:
@@ -217,9 +231,7 @@ def with_drafter(
         CheckpointError, ConfigError, PairError: one line each.
     """
     source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
-    folder, config = checked_drafter(source, engine.target_config, draft_bits, draft_group_size)
-    _check_rows(engine.exactness, config)
-    files = _DrafterFiles(folder, config, draft_bits, draft_group_size)
+    files = _checked_files(source, engine.target_config, engine.exactness, draft_bits, draft_group_size)
     model = owner().call(lambda: files.read(engine.target))
     # What was measured, and what is kept under the fingerprint, belongs to the other drafter.
     return replace(
