@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .api.errors import ApiError
-from .http import json_response
+from .http import discard_body, json_response
 from .metrics import Metrics
 
 log = logging.getLogger("dflash2.serve")
@@ -76,7 +76,8 @@ class Guard:
         except ApiError as error:
             log.warning("refused %s %s: %s", scope["method"], _path(scope), error.message)
             shape = error.anthropic() if scope["path"].startswith(ANTHROPIC_PATHS) else error.openai()
-            # Closed, because the body is not read: nobody may find out where it ends by what is answered next.
+            await discard_body(headers, receive)
+            # Closed, whatever was read: nobody may find out where a body ends by what is answered next.
             await json_response(shape, error.status, {"connection": "close"})(scope, receive, noting)
         else:
             await self._app(scope, receive, noting)

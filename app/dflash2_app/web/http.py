@@ -7,8 +7,9 @@ interface.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from .api.errors import TIMEOUT, TOO_LARGE, UNAVAILABLE, ApiError
 from .service import Limits
 
 T = TypeVar("T")
+DISCARD_BYTES = 1 << 20  # the most that is read of a body nobody wants
+DISCARD_S = 1.0  # and the longest
 
 
 class ClientGone(Exception):
@@ -79,6 +82,23 @@ async def _receive_body(receive: Receive, limits: Limits) -> bytes:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def discard_body(headers: Mapping[str, str], receive: Receive) -> None:
+    """Read what a refused client is still sending: a socket closed over unread bytes is reset, and the answer lost.
+
+    Of a large body or a slow client only the beginning is read; a client that waits to be asked (Expect) is not.
+    """
+    if "expect" in headers:
+        return
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while size < DISCARD_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 def _too_large(size: object, limits: Limits) -> ApiError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dflash2_app.web import http as http_module
 from dflash2_app.web import server as server_module
 from dflash2_app.web.guard import is_loopback
 from dflash2_app.web.log import PlainFormatter
@@ -50,6 +51,24 @@ def test_own_pages_and_programs_are_let_in(server: Running) -> None:
     for headers in ({}, {"origin": server.url}, {"sec-fetch-site": "same-origin"}, {"host": "localhost:5"}):
         answer = server.http.get("/v1/models", headers=headers)
         assert answer.status_code == 200 and "access-control-allow-origin" not in answer.headers
+
+
+def test_a_refusal_waits_for_the_body_but_not_for_long(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket closed while its client still sends is reset, and the client never sees the answer."""
+    head = b"POST /v1/models HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 9\r\n"
+    with connect(server) as late:
+        late.sendall(head + b"\r\n12345")
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.recv(4096)
+        late.sendall(b"6789")
+        late.settimeout(PATIENCE_S)
+        assert late.recv(4096).startswith(b"HTTP/1.1 403")
+    monkeypatch.setattr(http_module, "DISCARD_S", 0.1)
+    for waits in (head + b"\r\n12345", head + b"Expect: 100-continue\r\n\r\n"):
+        with connect(server) as connection:
+            connection.sendall(waits)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 403")
 
 
 def test_a_key_is_asked_for() -> None:
