@@ -173,7 +173,7 @@ def test_the_exact_law_is_plain_sampling():
     sampling = SamplingConfig(temperature=1.0, top_k=4, repetition_penalty=1.2)
     tokens, _ = draw(PlainSession(TableTarget()), sampling, 600)
     assert p_value(tokens, exact_law(sampling)) > 1e-4
-    assert p_value(tokens, exact_law(SamplingConfig(temperature=1.3, top_k=4, repetition_penalty=1.2))) < 1e-6
+    assert p_value(tokens, exact_law(SamplingConfig(temperature=1.6, top_k=4, repetition_penalty=1.2))) < 1e-6
 
 
 @pytest.mark.slow

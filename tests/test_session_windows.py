@@ -65,7 +65,7 @@ def test_two_turns_across_the_windows(tight, family, length, width, accepts):
     text = [*prompt, *first]
     reply = run(session, Request(prompt, 32, width=width), each=lambda _: assert_state_of(session, text))
     assert reply.tokens == first
-    assert len(tight) >= 5, "the buffers were never compacted"
+    assert len(tight) >= 2, "the buffers were never compacted"
 
     second = [*text, *new]
     plain = plain_reply(target, second, 20)
