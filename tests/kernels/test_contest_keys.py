@@ -13,6 +13,7 @@ import mlx.nn as nn
 import pytest
 
 import dflash2_mlx as d2
+from dflash2_mlx import buffers
 from dflash2_mlx.kernels import _dispatch, _metal, few_row_attention, target_contests
 from dflash2_mlx.kernels._dispatch import Dispatcher, dispatcher
 from dflash2_mlx.kernels._metal import KernelCall
@@ -30,7 +31,7 @@ Asked = set[tuple[str, str]]
 
 
 class Asking(Dispatcher):
-    """Has Metal, as far as anybody can tell, but no kernel passes its test; `lists` lets the best of blocks be found."""
+    """Has Metal, as far as anybody can tell, but no kernel passes its test; with `lists`, `top_candidates` does."""
 
     def __init__(self, *_: object, **__: object):
         super().__init__("auto", lambda **_: pytest.fail("no kernel runs here"))
@@ -51,7 +52,9 @@ class Asking(Dispatcher):
     def run(self, call: KernelCall, inputs: Sequence[mx.array]) -> list[mx.array]:
         (_, blocks, k), size = call.output_shapes[0], _metal.TOP_THREADS * _metal.TOP_EACH
         parts = [inputs[0][:, number * size : (number + 1) * size] for number in range(blocks)]
-        best = [top_candidates(mx.pad(part, [(0, 0), (0, size - part.shape[1])], constant_values=-9), k) for part in parts]
+        best = [
+            top_candidates(mx.pad(part, [(0, 0), (0, size - part.shape[1])], constant_values=-9), k) for part in parts
+        ]
         ids = mx.stack([ids + number * size for number, (ids, _) in enumerate(best)], axis=1)
         return [mx.stack([values for _, values in best], axis=1), ids]
 
@@ -64,9 +67,13 @@ class Asking(Dispatcher):
 def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
     monkeypatch.setattr(_dispatch, "Dispatcher", Asking)
     monkeypatch.setattr(_metal, "TOP_THREADS", 2)  # lists of 64 ids
-    monkeypatch.setattr(target_contests, "CONTEXTS", (16, 64))
+    # Buffers that soon have what counts as a long context.
+    monkeypatch.setattr(buffers, "_SMALL", 8)
+    monkeypatch.setattr(target_contests, "CONTEXTS", (8, 64))
+    for module in (buffers, target_contests):
+        monkeypatch.setattr(module, "GROWTH", 32)
     for module in (few_row_attention, target_contests):
-        monkeypatch.setattr(module, "SHORT", 32)
+        monkeypatch.setattr(module, "SHORT", 24)
     dispatcher.cache_clear()
     mx.disable_compile()  # nothing is gained by it here, and much time lost
     yield dispatcher()
@@ -127,7 +134,7 @@ def differences(asking: Asking, engine: d2.Engine) -> tuple[Asked, Asked]:
         asking.remember_nothing()
         for sampling in SAMPLING:
             long = sampling.greedy and not asking.lists  # past what counts as a short context
-            decode(engine, sampling, 36 if long else BLOCK + 2)
+            decode(engine, sampling, 28 if long else 2 * BLOCK)
     unraced = {
         (name, key)
         for name, key in asking.asked - set(raced)
@@ -160,6 +167,6 @@ def test_nothing_is_raced_where_an_exact_target_leaves_no_choice(asking):
     )
     gone = free - bound
     assert bound < free and {name for name, _ in gone} == {"qmm_rows", "few_row_attention"}
-    assert ("few_row_attention", "4/2 heads of 32 float32 rows 3 context up to 32") in gone
+    assert ("few_row_attention", "4/2 heads of 32 float32 rows 3 context up to 24") in gone
     # The drafter's own stay.
     assert {name for name, _ in bound} >= {"qmm_rows", "few_row_attention", "accept"}
