@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import few_row_attention, gated_delta_verify, target_contests
+from dflash2_mlx.kernels import _contest, _dispatch, few_row_attention, gated_delta_verify, target_contests
 from dflash2_mlx.kernels._dispatch import KernelMismatch, dispatcher
 from dflash2_mlx.kernels.target_contests import contests
 from tests.tiny import make_tiny_drafter, make_tiny_target
@@ -15,9 +15,17 @@ from tests.tiny import make_tiny_drafter, make_tiny_target
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(target_contests, "CONTEXTS", (40, 2200))
-    monkeypatch.setattr(target_contests, "_STATE_BYTES", 2**15)
+    monkeypatch.setattr(_contest, "ROTATED_BYTES", 2**15)
 
 
+@pytest.fixture
+def believing(monkeypatch):
+    """A dispatcher that believes in Metal; no kernel is run."""
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: pytest.fail("a kernel ran"), True))
+    dispatcher.cache_clear()
+
+
+@pytest.mark.usefixtures("believing")
 def test_a_race_for_every_shape_and_number_of_rows():
     found = contests(make_tiny_target("qwen3_5"), make_tiny_drafter(), [1, 2, 5, 17])
     assert [(contest.kernel, contest.key) for contest in found] == [
@@ -28,10 +36,12 @@ def test_a_race_for_every_shape_and_number_of_rows():
         ],
         *[("few_row_attention", f"4/2 heads of 16 float32 window 8 rows {rows} context up to 2048") for rows in (2, 5)],
         *[("gated_delta_verify", f"4/2 heads of 16x32 float32 rows {rows}") for rows in (2, 5)],
+        *[("accept", f"{rows}x211 top up to 32, 6 candidates") for rows in (2, 5)],
     ]
     assert all(contest.stock == "mlx" and set(contest.chains) == {"mlx", "metal"} for contest in found)
 
 
+@pytest.mark.usefixtures("believing")
 def test_a_sliding_layer_and_a_short_model_have_short_contexts():
     keys = [contest.key for contest in contests(make_tiny_target("llama_sliding"), None, [4])]
     assert keys == [

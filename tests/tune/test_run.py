@@ -15,6 +15,7 @@ from dflash2_mlx import costs as costs_module
 from dflash2_mlx import tune
 from dflash2_mlx.costs import KEPT, MEASURED, CostTable, PassCosts
 from dflash2_mlx.kernels import _dispatch
+from dflash2_mlx.kernels import contests as contests_module
 from dflash2_mlx.kernels._dispatch import Dispatcher
 from dflash2_mlx.load import Engine
 from dflash2_mlx.runtime import owner
@@ -32,7 +33,7 @@ COSTS = PassCosts({1: 1.0, 2: 1.1, 3: 1.2}, {2: 0.1, 3: 0.1})
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A pair that another process could meet again, and short measurements."""
-    monkeypatch.setattr(costs_module, "_LONG_ENOUGH_S", 0.001)
+    monkeypatch.setattr(costs_module, "LONG_ENOUGH_S", 0.001)
     monkeypatch.setattr(run_module, "DEEP", 200)
     drafter = owner().call(lambda: make_tiny_drafter(block_size=3, compiled=True))
     return replace(tiny_engine("qwen3_5", drafter), fingerprint="a pair of files")
@@ -42,11 +43,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def metal(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """A dispatcher that believes in Metal, and contests that need none."""
     here = Dispatcher("auto", lambda **_: pytest.fail("no kernel is made here"))
-    for module in (run_module, tune.background):
+    for module in (run_module, contests_module):
         monkeypatch.setattr(module, "dispatcher", lambda: here)
     # The pair itself goes on without.
     use_clock(monkeypatch)
-    races = [contest({STOCK: 4.0, "ours": 1.0}, key=key) for key in ("first", "second")]
+    races = [contest({STOCK: 0.04, "metal": 0.01}, key=key) for key in ("first", "second")]
     monkeypatch.setattr(run_module, "contests", lambda target, drafter, rows: races)
     return here
 
@@ -64,7 +65,8 @@ def test_without_metal_only_passes_are_timed(engine: Engine, tmp_path: Path):
     if _dispatch.dispatcher().factory is not None:
         pytest.skip("there is Metal here")
     folder = tune.TuneFolder(tmp_path)
-    assert tune.why_not(engine, None) == tune.NOTHING_TO_RACE
+    nothing = "no kernel of ours can run here, so there is nothing to race: MLX has no Metal"
+    assert tune.why_not(engine, None) == tune.nothing_to_race() == nothing
     record, seen = finish(tune.tune(engine, folder))
     assert record.raced and record.races == () and record.winners == {}
     assert record.costs is not None
@@ -82,10 +84,10 @@ def test_winners_and_costs_are_adopted(engine: Engine, metal: Dispatcher, tmp_pa
     metal.adopt({("norm_rope", "first"): "from an earlier race"})
     folder = tune.TuneFolder(tmp_path)
     record, seen = finish(tune.tune(engine, folder))
-    assert record.winners == {("norm_rope", "first"): "ours", ("norm_rope", "second"): "ours"}
-    assert metal.winner("norm_rope", "first") == "ours" and metal.raced("norm_rope") == {
-        "first": "ours",
-        "second": "ours",
+    assert record.winners == {("norm_rope", "first"): "metal", ("norm_rope", "second"): "metal"}
+    assert metal.winner("norm_rope", "first") == "metal" and metal.raced("norm_rope") == {
+        "first": "metal",
+        "second": "metal",
     }
     assert list(dict.fromkeys(one.what for one in seen)) == [
         "norm_rope first",
@@ -98,20 +100,21 @@ def test_winners_and_costs_are_adopted(engine: Engine, metal: Dispatcher, tmp_pa
     assert tune.why_not(engine, replace(record, raced=False)) is None
     assert tune.why_not(replace(engine, drafter=None), None) == "no drafter: plain decoding has no width to choose"
     # A later process: the winners stand before the first pass.
-    metal.forget_winners()
+    metal.forget(record.winners)
     tune.attach(replace(engine, costs=CostTable()), folder)
-    assert metal.winner("norm_rope", "second") == "ours"
+    assert metal.winner("norm_rope", "second") == "metal"
 
 
 def test_graphs_are_traced_anew_when_winners_change(engine: Engine):
     assert engine.drafter is not None
     config = d2.GenerationConfig(max_tokens=8, stop_token_ids=())
     before, project = d2.generate(engine, PROMPT, config).token_ids, engine.drafter.project
-    owner().call(lambda: _dispatch.dispatcher().adopt({("norm_rope", "a shape nobody has"): "mlx"}))
+    raced = {("norm_rope", "a shape nobody has"): "mlx"}
+    owner().call(lambda: _dispatch.dispatcher().adopt(raced))
     after = d2.generate(engine, PROMPT, config).token_ids
     assert engine.drafter.project is not project
     assert before == after == list(lively_reply("qwen3_5"))[:8]
-    owner().call(_dispatch.dispatcher().forget_winners)
+    owner().call(lambda: _dispatch.dispatcher().forget(raced))
 
 
 def test_costs_that_adaptive_measured_are_kept(engine: Engine, tmp_path: Path):
@@ -178,7 +181,7 @@ def test_it_tunes_when_nobody_asks_and_says_so(engine: Engine, metal: Dispatcher
     beside.job.start()
     assert beside.ended.wait(120) and beside.job.state == DONE
     assert beside.lines == ["qwen3_5 + tiny: tuned, 2 of 2 races won by our kernels"]
-    assert metal.winner("norm_rope", "first") == "ours" and engine.costs.source == KEPT
+    assert metal.winner("norm_rope", "first") == "metal" and engine.costs.source == KEPT
     assert len(tune.TuneFolder(tmp_path).records()[0]) == 1
 
 
@@ -186,7 +189,7 @@ def test_replies_come_first_and_are_not_changed(
     engine: Engine, metal: Dispatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     jobs: list[int] = []  # that were under way when a contender ran
-    race = contest({STOCK: 4.0, "ours": 1.0}, watch=lambda: jobs.append(len(owner()._jobs)))
+    race = contest({STOCK: 0.04, "metal": 0.01}, watch=lambda: jobs.append(len(owner()._jobs)))
     monkeypatch.setattr(run_module, "contests", lambda target, drafter, rows: [race] * 4)
     beside = Beside(engine, tmp_path)
     beside.job.start()
