@@ -164,17 +164,12 @@ def _rows(engine: Engine) -> range:
 
 def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
     run = [contest for contest in matches if contest.bytes <= MOST_BYTES]
-    notes = []
+    notes, too_much = [], f"need more than {MOST_BYTES / 1e9:g} GB beside the model: left out"
     if len(run) < len(matches):
-        notes.append(
-            f"{len(matches) - len(run)} races need more than {MOST_BYTES / 1e9:g} GB beside the model: left out"
-        )
+        notes.append(f"{len(matches) - len(run)} of {len(matches)} races {too_much}")
     deep, states = _deep(engine)
     if deep is None and states > MOST_BYTES:
-        notes.append(
-            f"passes behind {DEEP} positions need more than {MOST_BYTES / 1e9:g} GB beside the model: left out, "
-            "so costs do not grow with the depth of a text"
-        )
+        notes.append(f"passes behind {DEEP} positions {too_much}, so costs do not grow with the depth of a text")
         states = _state_bytes(engine, MOST_ROWS)
     known = engine.costs.costs(engine.target, engine.drafter) if engine.costs.known and engine.drafter else None
     return Plan(

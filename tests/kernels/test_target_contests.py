@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _contest, _dispatch, few_row_attention, gated_delta_verify, target_contests
+from dflash2_mlx.config import SamplingConfig
+from dflash2_mlx.kernels import _contest, _dispatch, accept, few_row_attention, gated_delta_verify, target_contests
 from dflash2_mlx.kernels._dispatch import KernelMismatch, dispatcher
 from dflash2_mlx.kernels.target_contests import contests
 from tests.tiny import make_tiny_drafter, make_tiny_target
@@ -60,6 +61,19 @@ def test_contenders_do_the_same_work_and_are_checked(metal):
         ends = [np.array(contest.chains[name](4)) for name in ("mlx", "metal")]
         np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
         assert not np.array_equal(np.array(contest.chains["mlx"](3)), ends[0])  # each call has its part
+
+
+def test_acceptance_is_raced_from_logits_to_tokens(metal):
+    (race,) = [c for c in contests(make_tiny_target("qwen3"), make_tiny_drafter(), [1, 3]) if c.kernel == "accept"]
+    assert race.stock == "mlx" and race.key == "3x211 top up to 32, 6 candidates"
+    race.check("metal")
+    counts = [race.chains[name](2).tolist() for name in ("mlx", "metal")]
+    assert counts[0] == counts[1] and "accept" in dispatcher()._kernels
+    sampling = SamplingConfig(temperature=0.7, top_k=20)
+    assert accept.wanted(sampling, 3, 211, 6)
+    dispatcher().wanted = {**dispatcher().wanted, "accept": "auto"}
+    dispatcher().adopt({("accept", race.key): "mlx"})
+    assert not accept.wanted(sampling, 3, 211, 6) and accept.wanted(sampling, 2, 211, 6)
 
 
 @pytest.mark.parametrize("kernel", ["few_row_attention", "gated_delta_verify"])
