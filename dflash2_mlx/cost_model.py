@@ -1,7 +1,7 @@
 """What passes should cost on a chip by arithmetic: the table to start from before anything was measured.
 
 Owns: a roofline for few-row passes. A linear layer takes the longer of two times: reading its weights, or decoding
-and multiplying them, which MLX's few-row kernels do for tiles of rows. What surrounds the linear layers is a constant
+and multiplying them, by the rules of `kernels.qmm_forms`. What surrounds the linear layers is a constant
 per layer. Everything here is a prediction, checked against published measurements of M3 Max and M4 Pro within about
 a tenth (docs/performance.md); `costs` measures.
 """
@@ -20,12 +20,11 @@ from .kernels.qmm_forms import (
     LONE_ROW,
     PADDED_SHARE,
     PADDED_TILE,
-    STOCK_ROW,
-    STOCK_ROWS,
-    TILE_ROW,
-    UNIT_SHARE,
-    UNPACKING,
+    few_row_operations,
+    tile_operations,
+    unit_operations,
 )
+from .kernels.qmm_forms import MOST_ROWS as MOST_OWN_ROWS
 from .memory import Precision, drafter_packing, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
 from .weights import expected_shapes
@@ -183,9 +182,9 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
     product = max(reading, -(-rows // PADDED_TILE) * PADDED_TILE / PADDED_SHARE * decoding)
     if not part.packed:
         return reading if rows == 1 else product
-    if own.linear:  # a vector tile, or 8-row matrix units at three quarters of peak: whichever wins
-        units = -(-rows // 8) * 8 / UNIT_SHARE
-        return max(reading, (UNPACKING + min(TILE_ROW * rows, units)) * decoding)
+    floor = reading / decoding
+    if own.linear and rows <= MOST_OWN_ROWS:  # whichever wins
+        return min(tile_operations(rows, floor), unit_operations(rows, floor)) * decoding
     assert chip.generation is not None
     ultra, wide = chip.variant == "ultra", chip.generation >= 15
     most = _ULTRA_ROWS if ultra else _FEW_ROWS["wide" if wide else "qmv"]
@@ -194,8 +193,7 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
         return 1.1 * reading if chip.neural_accelerators else product
     if not wide:
         return rows * max(reading, LONE_ROW * decoding)  # a pass per row
-    tiles = -(-rows // STOCK_ROWS)
-    return tiles * max(reading, (UNPACKING + STOCK_ROW * -(-rows // tiles)) * decoding)
+    return few_row_operations(rows, floor) * decoding
 
 
 def _matrix(dims: tuple[int, ...], how: tuple[int, int] | None, width: int) -> Matrices:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mlx.core as mx
 import pytest
 
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import Matrices, OwnKernels, linear_s, predict, rates_of, workload
 from dflash2_mlx.costs import CONTEXT
+from dflash2_mlx.kernels.qmm_forms import MATRIX, STOCK, TILE, Product, modelled_costs
 from dflash2_mlx.memory import Precision
 from tests.published import DFLASH2
 from tests.test_memory_estimate import QWEN_27B
@@ -46,6 +48,18 @@ def test_our_linear_layers_are_never_modelled_slower_than_published_ones():
         assert 1e6 * linear_s(BIG, rows, machine, rates, OWN) < 1.02 * published
     for rows in range(1, 17):
         assert linear_s(BIG, rows, machine, rates, OWN) <= linear_s(BIG, rows, machine, rates, OwnKernels()) + 1e-12
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_pass_costs_what_the_choice_of_forms_supposes(name):
+    """One rule: a table for widths may not hold against our kernels what their dispatcher does not."""
+    machine = chip(name, neural_accelerators=False)
+    rates = rates_of(machine)
+    for rows in range(2, 17):
+        costs = modelled_costs(machine, Product(rows, 5120, 17408, 4, 64, mx.bfloat16))
+        stock, own = (linear_s(BIG, rows, machine, rates, which) for which in (OwnKernels(), OWN))
+        assert own / stock == pytest.approx(min(costs[TILE], costs[MATRIX]) / costs[STOCK], rel=0.02), rows
+    assert linear_s(BIG, 17, machine, rates, OWN) == linear_s(BIG, 17, machine, rates, OwnKernels()), "MLX's own again"
 
 
 def test_weights_that_are_not_packed_are_read_once_and_multiplied_in_padded_tiles():
