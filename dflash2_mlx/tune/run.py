@@ -46,6 +46,7 @@ class Plan:
 
     Attributes:
         races, contenders: that will be run.
+        most_rows: of the passes that will be timed, from 1 row on.
         bytes: most memory beside the model, as far as shapes tell it.
         race_seconds: about the most that races take, without what Metal has to compile.
         pass_seconds: about what timing passes takes; None where nothing is known of their costs.
@@ -55,6 +56,7 @@ class Plan:
 
     races: int
     contenders: int
+    most_rows: int
     bytes: int
     race_seconds: float
     pass_seconds: float | None
@@ -167,6 +169,9 @@ def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
     notes, too_much = [], f"need more than {MOST_BYTES / 1e9:g} GB beside the model: left out"
     if len(run) < len(matches):
         notes.append(f"{len(matches) - len(run)} of {len(matches)} races {too_much}")
+    nothing = None if matches else nothing_to_race()
+    if nothing is not None:
+        notes.append(nothing)
     deep, states = _deep(engine)
     if deep is None and states > MOST_BYTES:
         notes.append(f"passes behind {DEEP} positions {too_much}, so costs do not grow with the depth of a text")
@@ -175,6 +180,7 @@ def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
     return Plan(
         races=len(run),
         contenders=sum(len(contest.chains) for contest in run),
+        most_rows=_rows(engine)[-1],
         bytes=max([states, *(contest.bytes for contest in run)]),
         race_seconds=min(MOST_SECONDS, sum(most_seconds(contest) for contest in run)),
         pass_seconds=None if known is None else seconds_to_measure(known, engine.drafter, _rows(engine), deep),

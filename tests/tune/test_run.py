@@ -70,7 +70,7 @@ def test_without_metal_only_passes_are_timed(engine: Engine, tmp_path: Path):
     nothing = "no kernel of ours can run here, so there is nothing to race: MLX has no Metal"
     assert tune.why_not(engine, None) == tune.nothing_to_race() == nothing
     record, seen = finish(tune.tune(engine, folder))
-    assert record.raced and record.races == () and record.winners == {}
+    assert record.raced and record.races == () and record.winners == {} and record.notes == (nothing,)
     assert record.costs is not None
     assert set(record.costs.verify) == set(record.costs.slope) == {1, 2, 3} and set(record.costs.draft) == {2, 3}
     assert engine.costs.source == KEPT and engine.costs.costs(engine.target, engine.drafter) is record.costs
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 def test_what_it_will_take_is_told_before(engine: Engine, metal: Dispatcher, monkeypatch: pytest.MonkeyPatch):
     plan = tune.plan(engine)
-    assert (plan.races, plan.contenders, plan.bytes, plan.notes) == (2, 4, 0, ())
+    assert (plan.races, plan.contenders, plan.most_rows, plan.bytes, plan.notes) == (2, 4, 3, 0, ())
     assert plan.race_seconds == pytest.approx(2 * 2 * 7 * 0.05)
     assert plan.pass_seconds is None and plan.deep == 200
     engine.costs.adopt(COSTS, KEPT)
