@@ -27,7 +27,7 @@ from .race import RaceResult, most_seconds, racing, slices_of
 from .record import TuneFolder, TuneRecord, identity_of
 
 DEEP = 4096  # positions behind which passes are timed once more
-MOST_BYTES = 2 * 10**9  # beside the model; what would take more is left out
+MOST_BYTES = 2 * 10**9  # beside the model, and never more than half of what is free; the rest is left out
 MOST_SECONDS = 600.0  # of all races; the rest is left out
 
 
@@ -51,6 +51,7 @@ class Plan:
         race_seconds: about the most that races take, without what Metal has to compile.
         pass_seconds: about what timing passes takes; None where nothing is known of their costs.
         deep: positions behind which passes are timed once more; None where that is left out.
+        limit: bytes beside the model that tuning may take.
         notes: what is left out, and why.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     race_seconds: float
     pass_seconds: float | None
     deep: int | None
+    limit: int
     notes: tuple[str, ...] = ()
 
 
@@ -165,15 +167,16 @@ def _rows(engine: Engine) -> range:
 
 
 def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
-    run = [contest for contest in matches if contest.bytes <= MOST_BYTES]
-    notes, too_much = [], f"need more than {MOST_BYTES / 1e9:g} GB beside the model: left out"
+    most = _most_bytes()
+    run = [contest for contest in matches if contest.bytes <= most]
+    notes, too_much = [], f"need more than {most / 1e9:.3g} GB beside the model: left out"
     if len(run) < len(matches):
         notes.append(f"{len(matches) - len(run)} of {len(matches)} races {too_much}")
     nothing = None if matches else nothing_to_race()
     if nothing is not None:
         notes.append(nothing)
-    deep, states = _deep(engine)
-    if deep is None and states > MOST_BYTES:
+    deep, states = _deep(engine, most)
+    if deep is None and states > most:
         notes.append(f"passes behind {DEEP} positions {too_much}, so costs do not grow with the depth of a text")
         states = _state_bytes(engine, MOST_ROWS)
     known = engine.costs.costs(engine.target, engine.drafter) if engine.costs.known and engine.drafter else None
@@ -185,17 +188,29 @@ def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
         race_seconds=min(MOST_SECONDS, sum(most_seconds(contest) for contest in run)),
         pass_seconds=None if known is None else seconds_to_measure(known, engine.drafter, _rows(engine), deep),
         deep=deep,
+        limit=most,
         notes=tuple(notes),
     )
 
 
-def _deep(engine: Engine) -> tuple[int | None, int]:
+def _most_bytes() -> int:
+    free = _free_bytes()
+    return MOST_BYTES if free is None else max(0, min(MOST_BYTES, free // 2))
+
+
+def _free_bytes() -> int | None:
+    """What the system would still let this process hold for the GPU; None where it does not say."""
+    size = dict(mx.device_info()).get("max_recommended_working_set_size") if mx.metal.is_available() else None
+    return None if size is None else int(size) - mx.get_active_memory()
+
+
+def _deep(engine: Engine, most: int) -> tuple[int | None, int]:
     """Where passes are timed once more, and the bytes of the states of both places."""
     longest = engine.context_length
     if longest is not None and longest <= DEEP + (engine.block_size or 1):
         return None, _state_bytes(engine, MOST_ROWS)
     size = _state_bytes(engine, MOST_ROWS) + _state_bytes(engine, DEEP)
-    return (DEEP if size <= MOST_BYTES else None), size
+    return (DEEP if size <= most else None), size
 
 
 def _state_bytes(engine: Engine, context: int) -> int:
@@ -212,7 +227,7 @@ def tuning(engine: Engine) -> Steps:
     began = time.perf_counter()
     matches = _contests(engine)
     planned = _plan(engine, matches)
-    waiting = deque(contest for contest in matches if contest.bytes <= MOST_BYTES)
+    waiting = deque(contest for contest in matches if contest.bytes <= planned.limit)
     del matches  # with the last race of a kind its inputs leave memory
     raced = [(contest.kernel, contest.key) for contest in waiting]
     costs_take = cost_slices(engine.drafter, _rows(engine), planned.deep)

@@ -187,7 +187,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return found
 
     monkeypatch.setattr(tune, "tune", steps)
-    monkeypatch.setattr(tune, "plan", lambda engine: tune.Plan(196, 470, 8, 134_000_000, 164.5, 12.3, 4096))
+    monkeypatch.setattr(tune, "plan", lambda engine: tune.Plan(196, 470, 8, 134_000_000, 164.5, 12.3, 4096, 2 * 10**9))
     monkeypatch.setattr("dflash2_app.commands.doctor.examine", lambda *_: order.append("examined"))
     return order
 

@@ -165,6 +165,11 @@ def test_races_that_need_too_much_memory_or_time_are_left_out(
     assert plan.notes == ("1 of 3 races need more than 2 GB beside the model: left out",)
     record, _ = finish(tune.tune(engine))
     assert [race.key for race in record.races] == ["a", "c"] and record.notes == plan.notes
+    # Half of what is free, where that is less.
+    monkeypatch.setattr(run_module, "_free_bytes", lambda: 3_999_999_998)
+    assert tune.plan(engine).notes == ("2 of 3 races need more than 2 GB beside the model: left out",)
+    monkeypatch.setattr(run_module, "_free_bytes", lambda: 10**12)
+    assert tune.plan(engine).races == 2
     monkeypatch.setattr(run_module, "MOST_SECONDS", 0.0)
     record, seen = finish(tune.tune(engine))
     assert record.races == () and record.notes[1] == "2 of 2 races: left out after 0 seconds"
