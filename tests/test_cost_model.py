@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
+from benchmarks.predict import tables
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import Matrices, OwnKernels, linear_s, predict, rates_of, workload
@@ -60,6 +62,12 @@ def test_a_pass_costs_what_the_choice_of_forms_supposes(name):
         stock, own = (linear_s(BIG, rows, machine, rates, which) for which in (OwnKernels(), OWN))
         assert own / stock == pytest.approx(min(costs[TILE], costs[MATRIX]) / costs[STOCK], rel=0.02), rows
     assert linear_s(BIG, 17, machine, rates, OWN) == linear_s(BIG, 17, machine, rates, OwnKernels()), "MLX's own again"
+
+
+def test_the_tables_of_the_documentation_are_what_the_model_says():
+    text = (Path(__file__).parents[1] / "docs" / "performance.md").read_text(encoding="utf-8")
+    rows = [line for line in tables() if line.startswith(tuple(f"| {name}, " for name in CHIPS))]
+    assert len(rows) == 4 * len(CHIPS) and [row for row in rows if row not in text.splitlines()] == []
 
 
 def test_weights_that_are_not_packed_are_read_once_and_multiplied_in_padded_tiles():
