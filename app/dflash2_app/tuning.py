@@ -25,6 +25,17 @@ class Tuned:
     notes: tuple[str, ...] = ()
     job: BackgroundTuning | None = None
 
+    @property
+    def now(self) -> dict[str, Any] | None:
+        """What becomes of the job in the background: plain JSON."""
+        if self.job is None:
+            return None
+        done = self.job.progress
+        return {
+            "pair": self.job.name, "state": self.job.state, "done": done and done.done, "total": done and done.total,
+            "what": done and done.what, "problem": self.job.problem,
+        }  # fmt: skip
+
     def stop(self) -> None:
         """End what is under way; the engine is about to leave memory."""
         if self.job is not None:

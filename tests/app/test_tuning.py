@@ -78,6 +78,19 @@ def test_it_begins_beside_a_pair_that_was_not_tuned(jobs: list[Job], tmp_path: P
     tuning.Tuned().stop()
 
 
+def test_what_it_is_at_can_be_told() -> None:
+    job: Any = SimpleNamespace(name="t + d", state="waiting", progress=None, problem=None)
+    empty = {"done": None, "total": None, "what": None, "problem": None}
+    assert tuning.Tuned().now is None
+    assert tuning.Tuned(job=job).now == {"pair": "t + d", "state": "waiting", **empty}
+    job.state, job.progress = "running", tune.Progress(0, 9, "norm_rope 8x8")
+    assert tuning.Tuned(job=job).now == {
+        "pair": "t + d", "state": "running", "done": 0, "total": 9, "what": "norm_rope 8x8", "problem": None,
+    }  # fmt: skip
+    job.state, job.problem = "failed", "No space left on device"
+    assert (tuning.Tuned(job=job).now or {})["problem"] == "No space left on device"
+
+
 def test_it_does_not_begin_where_nothing_could_be_kept(jobs: list[Job], tmp_path: Path) -> None:
     (tmp_path / "tune").write_text("", encoding="utf-8")
     taken = tuning.take_up(ENGINE, tmp_path / "tune", background=True)
