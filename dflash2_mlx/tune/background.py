@@ -76,7 +76,12 @@ class BackgroundTuning:
     # On the owner thread.
 
     def ready(self) -> bool:
-        return self._stopped.is_set() or owner().quiet_s >= self._quiet_s
+        if self._stopped.is_set():
+            return True
+        if owner().quiet_s < self._quiet_s:
+            return False
+        with self._folder.alone() as alone:
+            return alone
 
     def step(self) -> bool:
         """One slice; False when there is no more to do."""
@@ -84,7 +89,8 @@ class BackgroundTuning:
             self._let_go()
             return False
         try:
-            return self._advance(self._engine)
+            with self._folder.alone() as alone:
+                return self._advance(self._engine) if alone else True
         except Exception as error:  # noqa: BLE001 - the owner thread goes on, whatever became of this
             expected = isinstance(error, Dflash2Error | OSError)
             said = str(error) if expected else f"{type(error).__name__}: {error}"

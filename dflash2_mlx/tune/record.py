@@ -6,11 +6,14 @@ never trusted in part. Knows nothing of how anything was measured.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -182,6 +185,22 @@ class TuneFolder:
         with tempfile.TemporaryFile(dir=self.folder, prefix=".tune-"):
             pass
 
+    @contextmanager
+    def alone(self, wait_s: float = 0.0) -> Iterator[bool]:
+        """Keep other processes from measuring meanwhile: False where one of them does, and goes on doing so.
+
+        A foreground takes it for all of its time, a background for each slice: so it makes way for the other.
+        """
+        try:
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:  # nothing can be kept there either; that is told by whoever writes
+            yield True
+            return
+        try:
+            yield _locked(handle, time.monotonic() + wait_s)
+        finally:
+            os.close(handle)
+
     def save(self, record: TuneRecord) -> Path:
         """Write a record whole, or not at all.
 
@@ -200,6 +219,20 @@ class TuneFolder:
             Path(name).unlink(missing_ok=True)
             raise
         return file
+
+
+def _locked(handle: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        except OSError:  # a file system without locks
+            return True
+        else:
+            return True
 
 
 def _read(file: Path) -> tuple[TuneRecord | None, str | None]:

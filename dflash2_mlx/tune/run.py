@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from ..chips import this_chip
 from ..costs import KEPT, MOST_ROWS, PassCosts, cost_slices, measuring_costs, seconds_to_measure
+from ..errors import SettingError
 from ..kernels._contest import Contest
 from ..kernels._dispatch import MLX, dispatcher
 from ..kernels.contests import can_win, contests
@@ -28,6 +29,7 @@ from .record import TuneFolder, TuneRecord, identity_of
 
 DEEP = 4096  # positions behind which passes are timed once more
 MOST_BYTES = 2 * 10**9  # beside the model, and never more than half of what is free; the rest is left out
+_PATIENCE_S = 10.0  # for another process to end its slice
 MOST_SECONDS = 600.0  # of all races; the rest is left out
 
 
@@ -135,17 +137,26 @@ def tune(engine: Engine, folder: TuneFolder | None = None) -> Generator[Progress
 
     Raises:
         OSError: the record cannot be written; where that can be known before, nothing was measured.
+        SettingError: another process is tuning; what it does in the background makes way.
     """
-    lasting = identity_of(this_chip(), engine.fingerprint).lasting
-    if folder is not None and lasting:
-        folder.check()
+    kept = folder if identity_of(this_chip(), engine.fingerprint).lasting else None
+    if kept is None:
+        return (yield from _measured(engine))
+    kept.check()
+    with kept.alone(_PATIENCE_S) as alone:
+        if not alone:
+            raise SettingError(f"tune: got another process that tunes with {kept.folder}, expected it to have ended")
+        record = yield from _measured(engine)
+    kept.save(record)
+    return record
+
+
+def _measured(engine: Engine) -> Generator[Progress, None, TuneRecord]:
     steps = tuning(engine)
     try:
         while True:
             outcome = owner().call(lambda: _next(steps))
             if isinstance(outcome, TuneRecord):
-                if folder is not None and lasting:
-                    folder.save(outcome)
                 return outcome
             yield outcome
     finally:

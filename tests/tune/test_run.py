@@ -129,7 +129,7 @@ def test_given_up_half_way_everything_is_as_it_was(engine: Engine, metal: Dispat
     next(steps)
     steps.close()  # as Ctrl-C does
     owner().call(lambda: None)
-    assert metal.raced("norm_rope") == {"second": "mlx"} and list(tmp_path.iterdir()) == []
+    assert metal.raced("norm_rope") == {"second": "mlx"} and list(tmp_path.glob("*.json")) == []
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(engine: Engine, tmp_path: Path):
@@ -283,6 +283,27 @@ def test_pairs_without_files_keep_nothing(tmp_path: Path):
     assert not folder.folder.exists()
 
 
+def test_two_processes_do_not_tune_at_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_module, "_PATIENCE_S", 0.1)
+    folder = tune.TuneFolder(tmp_path)
+    with folder.alone() as first:
+        assert first
+        with folder.alone() as second:
+            assert not second
+        with pytest.raises(d2.SettingError, match=r"tune: got another process that tunes with .*, expected it to have"):
+            next(tune.tune(engine, folder))
+    steps = tune.tune(engine, folder)
+    next(steps)
+    with folder.alone() as meanwhile:
+        assert not meanwhile, "the whole of a foreground is one piece"
+    steps.close()
+    with folder.alone() as after:
+        assert after
+    assert folder.records() == ([], [])
+    with tune.TuneFolder(tmp_path / "nowhere").alone() as alone:
+        assert alone, "where nothing can be kept, that is told elsewhere"
+
+
 # In the background.
 
 
@@ -352,6 +373,22 @@ def test_stopped_half_way_it_keeps_nothing_and_lets_go(engine: Engine, metal: Di
     beside.job.stop()
     time.sleep(0.1)
     assert beside.lines == ["qwen3_5 + tiny: tuning was stopped"]
+
+
+def test_the_background_makes_way_for_another_process_and_goes_on(engine: Engine, metal: Dispatcher, tmp_path: Path):
+    folder = tune.TuneFolder(tmp_path)
+    beside = Beside(engine, tmp_path)
+    with folder.alone():
+        beside.job.start()
+        time.sleep(0.3)
+        assert beside.job.state == WAITING and beside.job.progress is None
+    beside.wait_until(RUNNING)
+    with folder.alone(wait_s=10) as alone:
+        assert alone, "a slice is not long"
+        before = beside.job.progress
+        time.sleep(0.3)
+        assert beside.job.progress == before
+    assert beside.ended.wait(120) and beside.job.state == DONE
 
 
 def test_a_fault_of_ours_ends_it_and_not_the_owner_thread(
