@@ -45,7 +45,9 @@ _FITTED = {(13, "pro"): 170, (15, "max"): 385, (16, "pro"): 245, (17, "max"): 52
 _REACHED = 0.87  # share of the published bandwidth elsewhere: the mean of the four
 _FEW_ROWS = {"qmv": 5, "wide": 12}  # most rows of MLX's few-row kernels; more are a matrix product of 32-row tiles
 _ULTRA_ROWS = 11
-_WALL, _WALL_READS = 32, 9  # rows x query heads per key head that MLX's attention serves in one read; reads beyond
+# MLX's attention: up to so many rows x query heads per key head, each row reads all keys and values for itself; beyond,
+# all scores are written out and read again, which costs as much as so many reads.
+_WALL, _WALL_READS = 32, 13
 # Seconds around the linear layers of one layer, at 245 GB/s: 12 ms for 64 layers (M4 Pro, published).
 _LAYER_S, _LAYER_BANDWIDTH = 12e-3 / 64, 245e9
 _DISPATCH_S, _DRAFT_DISPATCHES = 3e-6, 94
@@ -167,7 +169,8 @@ def predict(
         linear = sum(linear_s(part.read(count), count, chip, rates, own) for part in work.target)
         states = 1 if count == 1 or own.recurrent else 2  # ours goes on from the tape: one read and one write
         around = work.layers * _LAYER_S * _LAYER_BANDWIDTH + 2 * (states - 1) * work.state_bytes
-        reads = 1 if own.attention or count * work.heads_per_kv <= _WALL else _WALL_READS
+        reads = count if count * work.heads_per_kv <= _WALL else max(count, _WALL_READS)
+        reads = 1 if own.attention else reads
         slope[count] = work.kv_bytes * reads / rates.bandwidth
         verify[count] = linear + around / rates.bandwidth + CONTEXT * slope[count]
         if work.drafter and 2 <= count <= work.block_size:

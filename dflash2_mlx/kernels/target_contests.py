@@ -40,9 +40,12 @@ def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) ->
     """
     found: dict[tuple[str, str], Contest] = {}
     few = [n for n in rows if few_row_attention.FEWEST_ROWS <= n <= few_row_attention.MOST_ROWS]
-    attentions = _attentions(target, drafter) if dispatcher().wants_metal(few_row_attention.NAME) else []
-    deltas = _deltas(target) if dispatcher().wants_metal(gated_delta_verify.NAME) else []
-    for shape in (*attentions, *deltas):
+    shapes: list[_Attention | _Delta] = []
+    if dispatcher().wants_metal(few_row_attention.NAME):
+        shapes += _attentions(target, drafter)
+    if dispatcher().wants_metal(gated_delta_verify.NAME):
+        shapes += _deltas(target)
+    for shape in shapes:
         for number in few:
             contest = shape.contest(number)
             found.setdefault((contest.kernel, contest.key), contest)

@@ -183,9 +183,8 @@ def _plan(engine: Engine, matches: Sequence[Contest]) -> Plan:
     notes, too_much = [], f"need more than {most / 1e9:.3g} GB beside the model: left out"
     if len(run) < len(matches):
         notes.append(f"{len(matches) - len(run)} of {len(matches)} races {too_much}")
-    nothing = None if matches else nothing_to_race()
-    if nothing is not None:
-        notes.append(nothing)
+    if not matches:
+        notes.append(nothing_to_race() or "nothing to race: no product or layer of this model has a rival here")
     deep, states = _deep(engine, most)
     if deep is None and states > most:
         notes.append(f"passes behind {DEEP} positions {too_much}, so costs do not grow with the depth of a text")
