@@ -214,6 +214,8 @@ class TuneFolder:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 json.dump(record.to_dict(), stream, indent=1)
                 stream.write("\n")
+                stream.flush()
+                os.fsync(stream.fileno())
             Path(name).replace(file)
         except BaseException:
             Path(name).unlink(missing_ok=True)

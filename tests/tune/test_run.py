@@ -382,6 +382,7 @@ def test_the_background_makes_way_for_another_process_and_goes_on(engine: Engine
         beside.job.start()
         time.sleep(0.3)
         assert beside.job.state == WAITING and beside.job.progress is None
+        assert not beside.job.ready(), "nor does it try all the time"
     beside.wait_until(RUNNING)
     with folder.alone(wait_s=10) as alone:
         assert alone, "a slice is not long"
