@@ -74,10 +74,12 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
         monkeypatch.setattr(module, "GROWTH", 32)
     for module in (few_row_attention, target_contests):
         monkeypatch.setattr(module, "SHORT", 24)
+    _metal.top_candidates.cache_clear()
     dispatcher.cache_clear()
     mx.disable_compile()  # nothing is gained by it here, and much time lost
     yield dispatcher()
     mx.enable_compile()
+    _metal.top_candidates.cache_clear()
     dispatcher.cache_clear()
 
 
