@@ -296,6 +296,11 @@ class ModelPool:
     def status(self) -> list[dict[str, Any]]:
         return [self._status(source) for source in self._sources.values()]
 
+    def tuning(self) -> list[dict[str, Any]]:
+        """What is tuned in the background, or was, of the engines in memory."""
+        served = (held.served for _, held in self._engines.items())
+        return [one.tuning for one in served if one is not None and one.tuning is not None]
+
     def state(self, name: str) -> dict[str, Any]:
         """One model's entry of `status`.
 
