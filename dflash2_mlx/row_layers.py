@@ -12,11 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from .errors import SettingError
 from .kernels._dispatch import dispatcher
-from .kernels._metal_qmm import MATRIX, TILE
+from .kernels._metal_qmm import MATRIX, TENSOR, TILE
 from .kernels.qmm_forms import AFFINE
 from .kernels.qmm_rows import Packed, exactness_problem, quantized_rows, stock_product
 
@@ -120,8 +120,7 @@ def check_exactness(model: Any, *, tied: bool) -> None:
     Raises:
         SettingError: naming the first such layer, or why the kernel does not run.
     """
-    layers: Any = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
-    matrices = [(path, leaf) for path, leaf in layers if _multiplies(leaf, tied)]
+    matrices = [(path, module) for path, module in model.named_modules() if _multiplies(module, tied)]
     others = [path for path, leaf in matrices if not _suits(leaf)]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -129,7 +128,7 @@ def check_exactness(model: Any, *, tied: bool) -> None:
     seen = set()
     for path, leaf in matrices:
         packed = _packed(leaf)
-        variant = (packed.bits, packed.group_size, packed.scales.dtype, packed.offset is None)
+        variant = (packed.bits, packed.group_size, packed.scales.dtype, packed.offset is None or packed.offset.dtype)
         if variant in seen:
             continue
         seen.add(variant)
@@ -169,7 +168,7 @@ def refuse_exactness_early(quantized: bool, dequantized: bool) -> None:
 
 
 def _kernels_run() -> bool:
-    wanted = [dispatcher().wants_metal(name) for name in (TILE, MATRIX)]
+    wanted = [dispatcher().wants_metal(name) for name in (TILE, MATRIX, TENSOR)]
     return any(wanted)
 
 
@@ -182,14 +181,13 @@ def _refused(reason: str) -> SettingError:
     return SettingError(f"exactness: got 'exact', expected 'fast': {reason}")
 
 
-def _multiplies(leaf: nn.Module, tied: bool) -> bool:
-    """Whether a leaf multiplies rows by a matrix. A depthwise convolution takes every row by itself."""
-    if isinstance(leaf, nn.Embedding | nn.QuantizedEmbedding):
+def _multiplies(module: nn.Module, tied: bool) -> bool:
+    """Whether a module multiplies rows by a matrix of its own. A depthwise convolution takes every row by itself."""
+    if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
         return tied
-    if isinstance(leaf, nn.Conv1d):
+    if isinstance(module, nn.Conv1d):
         return False
-    arrays: Any = tree_flatten(leaf.parameters())
-    return any(array.ndim >= 2 for _, array in arrays)
+    return any(isinstance(array, mx.array) and array.ndim >= 2 for array in module.values())
 
 
 def _packed(layer: Any) -> Packed:

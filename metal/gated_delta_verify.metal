@@ -36,8 +36,8 @@ uint key_heads = uint(k_shape[2]);
 uint key_head = value_head / (heads / key_heads);
 uint at = (head * values + row) * DK + part * 4;
 
-float memory[EACH];
-for (uint i = 0; i < EACH; ++i) {
+float memory[EACH];  // loops over it are unrolled, or it would not be registers
+_Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
   memory[i] = state[at + i / 4 * (4 * LANES) + i % 4];
 }
 
@@ -49,7 +49,7 @@ for (uint t = 0; t < kept; ++t) {
   float decay = float(old_g[place * heads + value_head]);
   float key[EACH];
   float held = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     key[i] = float(old_k[from + i / 4 * (4 * LANES) + i % 4]);
     memory[i] *= decay;
     held += memory[i] * key[i];
@@ -59,12 +59,12 @@ for (uint t = 0; t < kept; ++t) {
   }
   float value = float(old_v[(place * heads + value_head) * values + row]);
   float change = (value - held) * float(old_beta[place * heads + value_head]);
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     memory[i] += key[i] * change;
   }
 }
 if (there) {
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     stored[at + i / 4 * (4 * LANES) + i % 4] = memory[i];
   }
 }
@@ -76,7 +76,7 @@ for (uint t = 0; t < rows; ++t) {
   float decay = float(g[place * heads + value_head]);
   float key[EACH];
   float held = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     key[i] = float(k[from + i / 4 * (4 * LANES) + i % 4]);
     memory[i] *= decay;
     held += memory[i] * key[i];
@@ -87,7 +87,7 @@ for (uint t = 0; t < rows; ++t) {
   uint to = (place * heads + value_head) * values + row;
   float change = (float(v[to]) - held) * float(beta[place * heads + value_head]);
   float read = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     memory[i] += key[i] * change;
     read += memory[i] * float(q[from + i / 4 * (4 * LANES) + i % 4]);
   }

@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.tuner.lora import LoRALinear
 
 import dflash2_mlx as d2
 from dflash2_mlx import training
@@ -118,6 +119,14 @@ def test_layers_that_it_does_not_cover_are_named(kernels, family, storage, messa
     assert str(caught.value).startswith("exactness: got 'exact', expected 'fast': ") and message in str(caught.value)
 
 
+def test_matrices_beside_a_linear_layer_are_found(kernels):
+    adapted = model()
+    attention = adapted.model.layers[0].self_attn
+    attention.q_proj = LoRALinear.from_base(attention.q_proj)
+    with pytest.raises(d2.SettingError, match=r"layers\.0\.self_attn\.q_proj: not a linear layer quantized in affine"):
+        make_target(adapted, target_config("qwen3"), exact=True)
+
+
 def test_blocks_beyond_what_it_covers(kernels, monkeypatch):
     monkeypatch.setattr(load_module, "EXACT_ROWS", 7)
     monkeypatch.setattr(load_module, "_read_weights", lambda *_: pytest.fail("weights are read"))
@@ -146,6 +155,14 @@ def test_without_metal_models_keep_their_own_modules():
     target = make_target(model(), target_config("qwen3"))
     assert not list(row_layers(target.text_model))
     assert target.quantized_matrices() == []
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("qmm_")])
+def test_each_kernel_by_itself_gets_the_layers(kernels, monkeypatch, name):
+    for wish, expected in ((f"mlx,{name}=auto", True), ("mlx", False)):
+        monkeypatch.setenv("DFLASH2_KERNELS", wish)
+        dispatcher.cache_clear()
+        assert bool(list(row_layers(make_target(model(), target_config("qwen3")).text_model))) is expected
 
 
 def test_modules_hold_the_same_arrays_under_the_same_names(kernels):

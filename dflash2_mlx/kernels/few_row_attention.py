@@ -60,7 +60,7 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
     """
     if wanted(queries.shape, keys.shape, queries.dtype, sight.window) and queries.dtype == keys.dtype == values.dtype:
         inputs = (queries, keys, values, sight.start, _base_array(sight.base))
-        call = _call(queries, keys, sight)
+        call = _call(queries.shape, keys.shape, queries.dtype, sight)
         if dispatcher().passes(call, inputs, lambda: _self_test(call, queries.shape, keys.shape[1], sight)):
             return run_kernels(call, inputs)
     return attention_twin(queries, keys, values, sight.mask)
@@ -119,17 +119,23 @@ def run_kernels(call: KernelCall, inputs: Sequence[mx.array]) -> mx.array:
     return dispatcher().run(merge, (sums, bounds.reshape(parts, -1, 2)))[0].reshape(queries.shape)
 
 
-def _call(queries: mx.array, keys: mx.array, sight: Sight) -> KernelCall:
+def _call(queries: Shape, keys: Shape, dtype: mx.Dtype, sight: Sight) -> KernelCall:
     return _target_calls.few_row_attention(
-        queries.shape, keys.shape, queries.dtype, window=sight.window, sink=sight.sink, causal=sight.causal
+        queries, keys, dtype, window=sight.window, sink=sight.sink, causal=sight.causal
     )
 
 
 def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> None:
-    """On a small buffer of as many parts (one, or several): Metal compiles the same text for it."""
+    """On small buffers of one part and of several, as far as Metal compiles the text of `call` for them."""
+    for capacity in (80, 3 * _target_calls.PART_ROWS + 20):
+        keys = (1, kv_heads, capacity, queries[3])
+        if _call((1, *queries[1:]), keys, dict(call.template)["T"], sight).template == call.template:
+            _test_at(capacity, call, queries, kv_heads, sight)
+
+
+def _test_at(capacity: int, call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> None:
     _, heads, rows, dim = queries
-    dtype, parts = dict(call.template)["T"], call.output_shapes[0][0]
-    capacity = 80 if parts == 1 else 3 * _target_calls.PART_ROWS + 20
+    dtype = dict(call.template)["T"]
     shapes = ((1, heads, rows, dim), *2 * ((1, kv_heads, capacity, dim),))
     few, keys, values = (
         mx.random.normal(shape, key=key).astype(dtype)
@@ -141,7 +147,7 @@ def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) ->
     position, causal = mx.array([start], dtype=mx.int32), sight.causal
     mask = mask_of(position, base, rows, capacity, causal=causal, window=sight.window, sink=sight.sink)
     seen = Sight(mask, position, base, causal, sight.window, sight.sink)
-    got = run_kernels(_call(few, keys, seen), (few, keys, values, position, _base_array(base)))
+    got = run_kernels(_call(few.shape, keys.shape, dtype, seen), (few, keys, values, position, _base_array(base)))
     want = attention_twin(few, keys, values, mask)
     check_equal(got, want, tolerance=rounding(dtype), what=NAME)
 

@@ -51,7 +51,7 @@ class Packed(NamedTuple):  # made at every product, and cheaper to make than a d
             self.weight.shape[0],
             self.bits,
             self.group_size,
-            _result(x.dtype, self.scales.dtype),
+            _result(x.dtype, self.scales, self.offset),
         )
 
     def inputs(self, x: mx.array) -> tuple[mx.array, ...]:
@@ -90,7 +90,7 @@ def quantized_rows(
     few = 0 < rows <= EXACT_ROWS if exact else 1 < rows <= MOST_ROWS
     if not few or mode != AFFINE or (kernels.factory is None and not exact):
         return stock_product(x, packed)
-    key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None, exact)
+    key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None or offset.dtype, exact)
     form, call = kernels.remembered(key, lambda: _choose(kernels, x, packed, exact))
     return _run(form, call, x, packed)
 
@@ -187,9 +187,12 @@ def _columns(packed: Packed) -> int:
     return packed.scales.shape[1] * packed.group_size
 
 
-def _result(x: mx.Dtype, scales: mx.Dtype) -> mx.Dtype:
+def _result(x: mx.Dtype, scales: mx.array, offset: mx.array | None) -> mx.Dtype:
     """The type of a product, as MLX promotes it."""
-    return x if x == scales else (mx.zeros((), dtype=x) + mx.zeros((), dtype=scales)).dtype
+    for array in (scales, offset):
+        if array is not None and array.dtype != x:
+            x = (mx.zeros((), dtype=x) + mx.zeros((), dtype=array.dtype)).dtype
+    return x
 
 
 def self_test(form: str, call: KernelCall, x_dtype: mx.Dtype, packed: Packed) -> None:

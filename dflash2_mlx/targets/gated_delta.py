@@ -157,7 +157,8 @@ def gated_delta_pass(
     tape: Tape
     shape = (batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
     if by_kernel and verify_wanted(shape, k.shape, v.dtype):
-        rows = Rows(q, k, v, compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
+        # v is a part of every row of `mixed`: copied once here, else by this kernel's call and again by the next one's.
+        rows = Rows(q, k, mx.contiguous(v), compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
         out, before = _verify(state, rows)
         tape = VerifyTape(rows, conv_input, before)
     else:

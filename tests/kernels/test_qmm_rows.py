@@ -153,6 +153,15 @@ def test_other_storages_are_for_the_stock_product(metal, m4, monkeypatch):
         multiply(rows(5), odd, exact=True)
 
 
+@pytest.mark.parametrize("offset", [None, mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("scales", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_result_has_the_type_that_mlx_gives_it(dtype, scales, offset):
+    matrix = random_product((1, K, N), 32, 4, scales, None if offset is None else mx.zeros((N,), dtype=offset))
+    x = rows(2, dtype=dtype)
+    assert matrix.product(x).dtype == stock_product(x, matrix).dtype
+
+
 def test_inside_a_compiled_graph(metal, m4, monkeypatch):
     x, matrix = rows(5), packed()
     want = multiply(x, matrix)

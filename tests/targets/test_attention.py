@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.tuner.lora import LoRALinear
 
 from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.targets import adapter
@@ -86,6 +87,11 @@ def test_layers_of_another_class_stay_mlx_lms(metal: None) -> None:  # noqa: F81
     layer.__class__ = Other
     assert adapter.attention_shape(layer) is None
     layer.__class__ = Other.__bases__[0]
+    own = layer.self_attn.k_proj
+    layer.self_attn.k_proj = LoRALinear.from_base(own)
+    assert adapter.attention_shape(layer) is None
+    layer.self_attn.k_proj = own
+    assert adapter.attention_shape(layer) is not None
     layer.self_attn.scale *= 2
     assert adapter.attention_shape(layer) is None
 
