@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from .errors import SettingError
-from .kernels._dispatch import dispatcher
+from .kernels._dispatch import dispatcher, inexact
 from .kernels._metal_qmm import MATRIX, TENSOR, TILE
 from .kernels.qmm_forms import AFFINE
 from .kernels.qmm_rows import Packed, exactness_problem, quantized_rows, stock_product
@@ -124,7 +124,7 @@ def check_exactness(model: Any, *, tied: bool) -> None:
     others = [path for path, leaf in matrices if not _suits(leaf)]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise _refused(f"{others[0]}{more}: not a linear layer quantized in affine mode")
+        raise inexact(f"{others[0]}{more}: not a linear layer quantized in affine mode")
     seen = set()
     for path, leaf in matrices:
         packed = _packed(leaf)
@@ -134,7 +134,7 @@ def check_exactness(model: Any, *, tied: bool) -> None:
         seen.add(variant)
         problem = exactness_problem(packed.scales.dtype, packed)
         if problem is not None:
-            raise _refused(f"{path}: {problem}")
+            raise inexact(f"{path}: {problem}")
 
 
 def check_exactness_word(exactness: str) -> bool:
@@ -158,13 +158,13 @@ def refuse_exactness_early(quantized: bool, dequantized: bool) -> None:
         SettingError: exactness is impossible with such a target, or on this machine.
     """
     if not quantized:
-        raise _refused("the target is not quantized")
+        raise inexact("the target is not quantized")
     if dequantized:
-        raise _refused("target_dtype float32 unpacks the quantized weights")
+        raise inexact("target_dtype float32 unpacks the quantized weights")
     if dispatcher().factory is None:
-        raise _refused("MLX has no Metal here")
+        raise inexact("MLX has no Metal here")
     if not dispatcher().wants_metal(TILE):
-        raise _refused(f"kernel {TILE} is switched off")
+        raise inexact(f"kernel {TILE} is switched off")
 
 
 def _kernels_run() -> bool:
@@ -175,10 +175,6 @@ def _kernels_run() -> bool:
 def _suits(layer: nn.Module) -> bool:
     """Whether this is one of MLX's own modules (not of a subclass, which may do more), in affine mode."""
     return type(layer) in (nn.QuantizedLinear, nn.QuantizedEmbedding) and layer.mode == AFFINE
-
-
-def _refused(reason: str) -> SettingError:
-    return SettingError(f"exactness: got 'exact', expected 'fast': {reason}")
 
 
 def _multiplies(module: nn.Module, tied: bool) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import ConfigError, Dflash2Error
+from ..errors import ConfigError, Dflash2Error, SettingError
 from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
@@ -171,6 +171,12 @@ class Dispatcher:
         """Winners of this kernel's races, by shape."""
         return {key: winner for (kernel, key), winner in list(self._winners.items()) if kernel == name}
 
+    def why_not(self, name: str) -> str:
+        """Why a kernel that is asked for does not run here, in words."""
+        if self.factory is None:
+            return "MLX has no Metal here"
+        return f"kernel {name} does not run ({self._failures.get(name, f'switched off by {VARIABLE}')})"
+
     def notes(self) -> list[str]:
         """One line per kernel that was switched off by its self-test."""
         return [f"kernel {name}: runs as its MLX twin ({reason})" for name, reason in sorted(self._failures.items())]
@@ -206,6 +212,11 @@ def parse_choices(text: str) -> Mapping[str, str]:
 def race_key(shape: Sequence[int], dtype: mx.Dtype, *more: object) -> str:
     """Name of a shape under which a race's winner is kept: sizes, type, and what else tells it from others."""
     return " ".join(["x".join(map(str, shape)), str(dtype).removeprefix("mlx.core."), *map(str, more)])
+
+
+def inexact(reason: str) -> SettingError:
+    """The error where exactness was asked for and cannot be had."""
+    return SettingError(f"exactness: got 'exact', expected 'fast': {reason}")
 
 
 def check_equal(got: mx.array, want: mx.array, *, tolerance: float, what: str) -> None:

@@ -8,18 +8,19 @@ rows times query heads per K/V head exceed 32. Knows nothing of models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import mlx.core as mx
 
 from . import _target_calls
-from ._dispatch import METAL, check_equal, dispatcher, rounding
+from ._dispatch import METAL, check_equal, dispatcher, inexact, rounding
 from ._metal import KernelCall
 
 NAME = "few_row_attention"
 OURS, STOCK = "metal", "mlx"  # contenders of a race
 FEWEST_ROWS, MOST_ROWS = 2, 16
+EXACT_ROWS = 32  # most rows of a pass that exactness covers
 SHORT = 2048  # rows of a buffer up to which a context counts as short
 # Where MLX 0.32 has a kernel of its own: for some rows it keeps to one query at a time, for more to tiles of them.
 _VECTOR_ROWS, _VECTOR_PRODUCT, _VECTOR_DIMS, _TILED_DIMS = 8, 32, (64, 96, 128, 256), (64, 80, 128)
@@ -39,6 +40,9 @@ class Sight:
         mask:  [B, 1, L, capacity] bool
         start: [B] int32, position of row 0
         base:  [] int32, where it is traced; else a number
+    Attributes:
+        exact: a row's numbers depend on nothing but what it sees, not on rows beside it, spare room or base; without a
+            sink, for up to 32 rows.
     """
 
     mask: mx.array
@@ -47,6 +51,7 @@ class Sight:
     causal: bool = True
     window: int | None = None
     sink: int = 0
+    exact: bool = False
 
 
 def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight: Sight) -> mx.array:
@@ -57,13 +62,40 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
         keys, values: [B, Hkv, capacity, Dh], whole buffers
     Returns:
         [B, H, L, Dh]
+    Raises:
+        SettingError: exactness was asked for and the kernel does not run.
     """
-    if wanted(queries.shape, keys.shape, queries.dtype, sight.window) and queries.dtype == keys.dtype == values.dtype:
+    alike = queries.dtype == keys.dtype == values.dtype
+    if alike and (sight.exact or wanted(queries.shape, keys.shape, queries.dtype, sight.window)):
         inputs = (queries, keys, values, sight.start, _base_array(sight.base))
         call = _call(queries.shape, keys.shape, queries.dtype, sight)
-        if dispatcher().passes(call, inputs, lambda: _self_test(call, queries.shape, keys.shape[1], sight)):
+        if _passes(call, queries.shape, keys.shape[1], sight):
             return run_kernels(call, inputs)
+    if sight.exact:
+        raise inexact(dispatcher().why_not(NAME) if alike else f"attention of {queries.dtype} over {keys.dtype}")
     return attention_twin(queries, keys, values, sight.mask)
+
+
+def exactness_problem(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, window: int | None) -> str | None:
+    """Why attention of such heads cannot be exact here, or None after the kernel passed its test at every width."""
+    if dim > _target_calls.MOST_DIM or dtype not in _DTYPES:
+        return f"attention heads of {dim} {dtype}"
+    if not dispatcher().wants_metal(NAME):
+        return dispatcher().why_not(NAME)
+    start = mx.zeros((1,), dtype=mx.int32)
+    sight = Sight(mx.zeros((1, 1, 1, 1), dtype=mx.bool_), start, 0, window=window, exact=True)
+    for rows in range(1, EXACT_ROWS + 1):
+        queries = (1, heads, rows, dim)
+        call = _call(queries, (1, kv_heads, 1, dim), dtype, sight)
+        if not _passes(call, queries, kv_heads, sight):
+            return dispatcher().why_not(NAME)
+    return None
+
+
+def _passes(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> bool:
+    dtype = dict(call.template)["T"]
+    like = [mx.zeros((1,), dtype=own) for own in (dtype, dtype, dtype, mx.int32, mx.int32)]
+    return dispatcher().passes(call, like, lambda: _self_test(call, queries, kv_heads, sight))
 
 
 def attention_twin(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
@@ -121,7 +153,13 @@ def run_kernels(call: KernelCall, inputs: Sequence[mx.array]) -> mx.array:
 
 def _call(queries: Shape, keys: Shape, dtype: mx.Dtype, sight: Sight) -> KernelCall:
     return _target_calls.few_row_attention(
-        queries, keys, dtype, window=sight.window, sink=sight.sink, causal=sight.causal
+        queries,
+        keys,
+        dtype,
+        window=sight.window,
+        sink=sight.sink,
+        causal=sight.causal,
+        fixed=sight.exact,
     )
 
 
@@ -146,7 +184,7 @@ def _test_at(capacity: int, call: KernelCall, queries: Shape, kv_heads: int, sig
     start = base + (29 + sight.window if sight.window else capacity - rows - 15)
     position, causal = mx.array([start], dtype=mx.int32), sight.causal
     mask = mask_of(position, base, rows, capacity, causal=causal, window=sight.window, sink=sight.sink)
-    seen = Sight(mask, position, base, causal, sight.window, sight.sink)
+    seen = replace(sight, mask=mask, start=position, base=base)
     got = run_kernels(_call(few.shape, keys.shape, dtype, seen), (few, keys, values, position, _base_array(base)))
     want = attention_twin(few, keys, values, mask)
     check_equal(got, want, tolerance=rounding(dtype), what=NAME)

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..chips import this_chip
-from ..errors import SettingError
 from . import _metal_qmm
-from ._dispatch import Dispatcher, check_equal, dispatcher
+from ._dispatch import Dispatcher, check_equal, dispatcher, inexact
 from ._metal import KernelCall
+from .few_row_attention import EXACT_ROWS
 from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
 NAME = _metal_qmm.TILE
-EXACT_ROWS = 32  # most rows that exactness covers
 KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX, TENSOR: _metal_qmm.TENSOR}
 _CALL_OF = {
     TILE: _metal_qmm.quantized_tile,
@@ -161,11 +160,10 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
         return f"{packed.bits} bits in groups of {packed.group_size} ({packed.mode})"
     kernels = dispatcher()
     if kernels.factory is None:
-        return "MLX has no Metal here"
+        return kernels.why_not(NAME)
     for rows in range(1, _metal_qmm.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
-            state = next(state for state in kernels.states() if state.name == NAME)
-            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2_KERNELS'})"
+            return kernels.why_not(NAME)
     return None
 
 
@@ -175,7 +173,7 @@ def _choose(kernels: Dispatcher, x: mx.array, packed: Packed, exact: bool) -> tu
     if exact:
         problem = exactness_problem(x.dtype, packed)
         if problem is not None:
-            raise SettingError(f"exactness: got 'exact', expected 'fast': {problem}")
+            raise inexact(problem)
         return TILE, call_for(TILE, product, offset)
     for form in (kernels.winner(NAME, product.key), default_form(this_chip(), product)):
         if form is not None and usable(kernels, form, x, packed):
