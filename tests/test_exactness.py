@@ -21,6 +21,7 @@ from dflash2_mlx import training
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.kernels import _dispatch, qmm_rows
 from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels.few_row_attention import attention_twin, mask_of
 from dflash2_mlx.kernels.qmm_rows import stock_product
 from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
 from dflash2_mlx.targets.registry import make_target
@@ -36,8 +37,21 @@ class Passing:
     def __init__(self) -> None:
         self.calls = 0
 
-    def make(self, **_: Any) -> Any:
-        return self.run
+    def make(self, *, name: str, **_: Any) -> Any:
+        return {"dflash2_few_row_attention": self.attend, "dflash2_few_row_merge": self.merge}.get(name, self.run)
+
+    def attend(self, *, inputs: list[mx.array], output_shapes: Any, template: Any, **_: Any) -> Any:
+        """All of it as the first part; the others saw nothing."""
+        values, (queries, keys, _, start, base) = dict(template), inputs
+        rules = {"causal": values["CAUSAL"], "window": values["WINDOW"] or None, "sink": values["SINK"]}
+        mask = mask_of(start, base.item(), queries.shape[2], keys.shape[2], **rules)
+        out, empty = attention_twin(*inputs[:3], mask), mx.zeros(output_shapes[0][1:])
+        bounds = mx.full(output_shapes[1], mx.array([-mx.inf, 0.0]))
+        bounds[0] = mx.array([0.0, 1.0])
+        return [mx.stack([out, *[empty] * (output_shapes[0][0] - 1)]).astype(values["OUT"]), bounds]
+
+    def merge(self, *, inputs: list[mx.array], template: Any, **_: Any) -> Any:
+        return [inputs[0][0].astype(dict(template)["T"])]
 
     def run(self, *, inputs: list[mx.array], output_shapes: Any, output_dtypes: Any, template: Any, **_: Any) -> Any:
         self.calls += 1
@@ -52,7 +66,7 @@ class Passing:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passing]:
     passing = Passing()
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (passing.make, True))
-    names = [name for name in KERNELS if not name.startswith("qmm_")]
+    names = [name for name in KERNELS if not name.startswith(("qmm_", "few_row"))]
     monkeypatch.setenv("DFLASH2_KERNELS", ",".join(["auto", *(f"{name}=mlx" for name in names)]))
     dispatcher.cache_clear()
     yield passing
@@ -98,7 +112,7 @@ def test_a_kernel_that_is_switched_off_or_fails(kernels, monkeypatch):
     monkeypatch.setenv("DFLASH2_KERNELS", "mlx")
     dispatcher.cache_clear()
     refused("exactness: got 'exact', expected 'fast': kernel qmm_rows is switched off")
-    monkeypatch.setenv("DFLASH2_KERNELS", "qmm_rows=auto")
+    monkeypatch.setenv("DFLASH2_KERNELS", "mlx,qmm_rows=auto")
     monkeypatch.setattr(kernels, "run", lambda **call: [y + 1 for y in Passing().run(**call)])
     dispatcher.cache_clear()
     with pytest.raises(d2.SettingError, match=r"expected 'fast': .*: kernel qmm_rows does not run \(qmm_rows: off by"):
