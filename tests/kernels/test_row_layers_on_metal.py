@@ -118,7 +118,7 @@ def test_exact_passes_have_the_same_bits_in_blocks_and_one_by_one(metal, forms, 
 
     assert len(PROMPT) == 6 and ids.shape == (1, 50)
     want = logits(*[(1, 1)] * 11, room=0, known=1)
-    for passes, room, known in ((((5, 3), (8, 8)), 0, 11), (((2, 1), (6, 2), (8, 8)), 300, 36)):
+    for passes, room, known in ((((5, 3), (8, 8)), 0, 11), (((2, 1), (6, 2), (8, 8)), 4200, 36)):
         np.testing.assert_array_equal(logits(*passes, room=room, known=known), want)
     assert {form for form, _ in forms} <= {"tile", "stock"} and dispatcher().notes() == []
     tested = {state.name for state in dispatcher().states() if state.tested}

@@ -104,6 +104,7 @@ def test_in_exact_mode_few_rows_are_the_kernels_always(metal: None, monkeypatch:
     target = make_target(make_mlx_model(config, bits=4), config, exact=True)
     assert target.exact and not make_tiny_target("qwen3_5").exact
     state, many = target.new_state(), mx.concatenate([PROMPT, PROMPT], axis=1)
+    tested = {variant for variant in dispatcher()._tested if variant[0] == "few_row_attention"}
     by_kernel = []
     layer, step = adapter.run_attention_layer, gated_delta.gated_delta_verify
     monkeypatch.setattr(adapter, "run_attention_layer", lambda *a: by_kernel.append("attention") or layer(*a))
@@ -119,6 +120,8 @@ def test_in_exact_mode_few_rows_are_the_kernels_always(metal: None, monkeypatch:
         target.forward(ids, state)
         target.commit(state, keep)
         assert set(by_kernel) == expected, f"{ids.shape[1]} rows"
+    # Every width was tested while loading.
+    assert {variant for variant in dispatcher()._tested if variant[0] == "few_row_attention"} == tested != set()
 
 
 @pytest.mark.parametrize("name", ["few_row_attention", "gated_delta_verify"])
