@@ -66,9 +66,10 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
         SettingError: exactness was asked for and the kernel does not run.
     """
     alike = queries.dtype == keys.dtype == values.dtype
-    if alike and (sight.exact or wanted(queries.shape, keys.shape, queries.dtype, sight.window)):
+    shapes = queries.shape, keys.shape
+    if alike and (dispatcher().wants_metal(NAME) if sight.exact else wanted(*shapes, queries.dtype, sight.window)):
         inputs = (queries, keys, values, sight.start, _base_array(sight.base))
-        call = _call(queries.shape, keys.shape, queries.dtype, sight)
+        call = _call(*shapes, queries.dtype, sight)
         if _passes(call, queries.shape, keys.shape[1], sight):
             return run_kernels(call, inputs)
     if sight.exact:

@@ -65,7 +65,8 @@ def gated_delta_verify(
     """
     if exact and not possible(state.shape[3], new.v.dtype):
         raise inexact(f"gated-delta keys of {state.shape[3]} {new.v.dtype}")
-    if exact or wanted(state.shape, new.k.shape, new.v.dtype):
+    runs = dispatcher().wants_metal(NAME) if exact else wanted(state.shape, new.k.shape, new.v.dtype)
+    if runs:
         call = _target_calls.gated_delta_verify(state.shape, new.k.shape, new.v.dtype)
         inputs = (state, old.k, old.v, old.g, old.beta, keep, *new.inputs)
         if dispatcher().passes(call, inputs, lambda: _self_test(call, new)):
