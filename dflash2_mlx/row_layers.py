@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from .errors import SettingError
+from .kernels import few_row_attention
 from .kernels._dispatch import dispatcher, inexact
 from .kernels._metal_qmm import MATRIX, TENSOR, TILE
 from .kernels.qmm_forms import AFFINE
@@ -163,8 +164,9 @@ def refuse_exactness_early(quantized: bool, dequantized: bool) -> None:
         raise inexact("target_dtype float32 unpacks the quantized weights")
     if dispatcher().factory is None:
         raise inexact("MLX has no Metal here")
-    if not dispatcher().wants_metal(TILE):
-        raise inexact(f"kernel {TILE} is switched off")
+    for name in (TILE, few_row_attention.NAME):
+        if not dispatcher().wants_metal(name):
+            raise inexact(f"kernel {name} is switched off")
 
 
 def _kernels_run() -> bool:

@@ -112,7 +112,11 @@ def test_a_kernel_that_is_switched_off_or_fails(kernels, monkeypatch):
     monkeypatch.setenv("DFLASH2_KERNELS", "mlx")
     dispatcher.cache_clear()
     refused("exactness: got 'exact', expected 'fast': kernel qmm_rows is switched off")
-    monkeypatch.setenv("DFLASH2_KERNELS", "mlx,qmm_rows=auto")
+    for wish, name in (("mlx,qmm_rows=auto", "few_row_attention"), ("auto,qmm_rows=mlx", "qmm_rows")):
+        monkeypatch.setenv("DFLASH2_KERNELS", wish)
+        dispatcher.cache_clear()
+        refused(f"exactness: got 'exact', expected 'fast': kernel {name} is switched off")
+    monkeypatch.setenv("DFLASH2_KERNELS", "mlx,qmm_rows=auto,few_row_attention=auto")
     monkeypatch.setattr(kernels, "run", lambda **call: [y + 1 for y in Passing().run(**call)])
     dispatcher.cache_clear()
     with pytest.raises(d2.SettingError, match=r"expected 'fast': .*: kernel qmm_rows does not run \(qmm_rows: off by"):

@@ -29,6 +29,8 @@ _STATE_BYTES = 2**26  # of the states that take turns
 def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) -> list[Contest]:
     """One race for each shape of attention and of gated-delta layers of the pair, and each number of rows.
 
+    None for a target in exact mode, which has no choice.
+
     To be called, and the races run, in the owner's thread.
     """
     found: dict[str, Contest] = {}
@@ -175,7 +177,7 @@ class _Delta:
 
 def _attentions(target: Target, drafter: DraftModel | None) -> list[_Attention]:
     found = []
-    if isinstance(target, LayerLoopTarget):
+    if isinstance(target, LayerLoopTarget) and not target.exact:
         dtype = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
         for kind, shape in target.attention.items():
             window = target.window if kind == "sliding" else None
@@ -205,7 +207,7 @@ def _contexts(window: int | None, longest: int | None) -> list[int]:
 
 
 def _deltas(target: Target) -> list[_Delta]:
-    if not isinstance(target, LayerLoopTarget):
+    if not isinstance(target, LayerLoopTarget) or target.exact:
         return []
     dtype = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
     shapes = {layer_shape(layer.linear_attn) for layer in target.layers if "linear_attn" in layer}

@@ -102,7 +102,7 @@ def test_rows_that_were_kept_are_those_the_next_block_goes_on_from(family: str, 
 
 def test_sampling_in_bfloat16_keeps_the_law_of_q(metal: None) -> None:
     # Near a tie, bfloat16 sums may fall the other way than the twin's; the distribution may not.
-    batch, k, vocab, rank = 1500, 6, 40, 8
+    batch, k, vocab, rank = 800, 6, 40, 8
     keys = mx.random.split(mx.random.key(3), 5)
     books = [(mx.random.normal((vocab, rank), key=key) / 2).astype(mx.bfloat16) for key in keys[:2]]
     logits = mx.broadcast_to(mx.random.normal((1, 2, vocab), key=keys[2]).astype(mx.bfloat16), (batch, 2, vocab))
@@ -178,7 +178,9 @@ def test_kernels_that_raise_leave_the_twins(twins: list[list[int]], monkeypatch:
     assert all("the Metal compiler says no" in line for line in lines)
 
 
-def test_kernels_are_timed_against_their_twins(metal: None) -> None:
+def test_kernels_are_timed_against_their_twins(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis.kernels, "_CALLS", 2)
+    monkeypatch.setattr(analysis.kernels, "_REPEATS", 2)
     engine = owner().call(lambda: tiny_engine("qwen3", make_tiny_drafter(compiled=True)))
     d2.generate(engine, PROMPT, configs(stop_token_ids=())[0])
     times = analysis.time_kernels(engine.drafter)
