@@ -29,8 +29,7 @@ from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
-from .kernels._dispatch import dispatcher
-from .kernels.few_row_attention import EXACT_ROWS
+from .kernels._dispatch import EXACT_ROWS, dispatcher
 from .layout import on_cpu, store_for_device
 from .memory import Precision
 from .pairing import check_target_config, checked_drafter

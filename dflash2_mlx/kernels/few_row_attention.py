@@ -14,13 +14,12 @@ from functools import lru_cache
 import mlx.core as mx
 
 from . import _target_calls
-from ._dispatch import METAL, check_equal, dispatcher, inexact, rounding
+from ._dispatch import EXACT_ROWS, METAL, check_equal, dispatcher, inexact, rounding
 from ._metal import KernelCall
 
 NAME = "few_row_attention"
 OURS, STOCK = "metal", "mlx"  # contenders of a race
 FEWEST_ROWS, MOST_ROWS = 2, 16
-EXACT_ROWS = 32  # most rows of a pass that exactness covers
 SHORT = 2048  # rows of a buffer up to which a context counts as short
 # Where MLX 0.32 has a kernel of its own: for some rows it keeps to one query at a time, for more to tiles of them.
 _VECTOR_ROWS, _VECTOR_PRODUCT, _VECTOR_DIMS, _TILED_DIMS = 8, 32, (64, 96, 128, 256), (64, 80, 128)

@@ -13,9 +13,8 @@ import mlx.core as mx
 
 from ..chips import this_chip
 from . import _metal_qmm
-from ._dispatch import Dispatcher, check_equal, dispatcher, inexact
+from ._dispatch import EXACT_ROWS, Dispatcher, check_equal, dispatcher, inexact
 from ._metal import KernelCall
-from .few_row_attention import EXACT_ROWS
 from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
 NAME = _metal_qmm.TILE

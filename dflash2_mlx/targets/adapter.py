@@ -15,8 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..buffers import RowBuffers
-from ..kernels._dispatch import inexact
-from ..kernels.few_row_attention import EXACT_ROWS, Sight, exactness_problem
+from ..kernels._dispatch import EXACT_ROWS, inexact
+from ..kernels.few_row_attention import Sight, exactness_problem
 from ..kernels.few_row_attention import wanted as few_row_wanted
 from ..kernels.qmm_rows import Packed
 from ..row_layers import RowsLinear, row_layers, trainable_product

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
-from ..kernels.few_row_attention import EXACT_ROWS
+from ..kernels._dispatch import EXACT_ROWS
 from ..kernels.gated_delta_verify import Rows, gated_delta_verify, recurrence
 from ..kernels.gated_delta_verify import wanted as verify_wanted
 

@@ -225,6 +225,13 @@ def test_with_fixed_parts_a_row_depends_on_nothing_but_what_it_sees(on_metal, ca
     same(case.rows, 0, 0, 0, fused=True)
 
 
+def test_a_compiler_has_no_choice_of_what_to_fuse(on_metal):
+    case = replace(FIXED[0], rows=16, share=4, context=1500)  # many sums, and maxima that grow on the way
+    plain, fused = (on_metal(case.call(), case.arrays(), fused=fused) for fused in (False, True))
+    for mine, other in zip(fused, plain, strict=True):
+        np.testing.assert_array_equal(wide(mine), wide(other))
+
+
 def test_with_fused_multiply_add(on_metal):
     check(run(on_metal, WINDOWS[4], fused=True), WINDOWS[4])
 
