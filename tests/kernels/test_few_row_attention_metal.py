@@ -225,6 +225,19 @@ def test_with_fixed_parts_a_row_depends_on_nothing_but_what_it_sees(on_metal, ca
     same(case.rows, 0, 0, 0, fused=True)
 
 
+@pytest.mark.parametrize("parts", [2, 40])
+def test_parts_of_very_different_scores(on_metal, parts):
+    """The last part has the largest scores by far, the first one saw nothing."""
+    rng = np.random.default_rng(parts)
+    sums, totals = rng.normal(size=(parts, 3, 40)), rng.uniform(1, 2, size=(parts, 3))
+    most = rng.normal(size=(parts, 3))
+    most[-1], most[0], totals[0], sums[0] = 200, -np.inf, 0, 0
+    bounds = np.stack([most, totals], axis=-1)
+    arrays = [mx.array(array.astype(np.float32)) for array in (sums, bounds)]
+    (got,) = on_metal(_target_calls.few_row_merge(parts, (1, 1, 3, 40), F32), arrays)
+    np.testing.assert_allclose(wide(got), sums[-1] / totals[-1][:, None], rtol=1e-5)
+
+
 def test_a_compiler_has_no_choice_of_what_to_fuse(on_metal):
     case = replace(FIXED[0], rows=16, share=4, context=1500)  # many sums, and maxima that grow on the way
     plain, fused = (on_metal(case.call(), case.arrays(), fused=fused) for fused in (False, True))
