@@ -199,6 +199,7 @@ class ModelPool:
             raise ApiError(f"model: {source.name} is {doing}, expected an idle one", status=CONFLICT, param="model")
         if held is not None:
             self._engines.drop(held)
+            await self._engines.freed()
         return self._status(source)
 
     async def reload(self, name: str) -> dict[str, Any]:
