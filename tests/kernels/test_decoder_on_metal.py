@@ -45,7 +45,7 @@ def assert_all_ran(names: tuple[str, ...] = DRAFTING, *, but: tuple[str, ...] = 
     ]
 
 
-def configs(tokens: int = 12, **changes: object) -> list[d2.GenerationConfig]:
+def configs(tokens: int = 9, **changes: object) -> list[d2.GenerationConfig]:
     """Greedy, greedy with narrow blocks, sampled in both ways; few tokens, as the emulator takes its time."""
     greedy = d2.GenerationConfig(max_tokens=tokens, **changes)
     wide = d2.GenerationConfig(max_tokens=5, block_size=3, **changes)

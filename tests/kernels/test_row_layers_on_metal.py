@@ -28,7 +28,7 @@ from tests.tiny import make_tiny_drafter
 
 from .test_decoder_on_metal import assert_all_ran, replies
 
-TEXT = [27, 30, 302, 228, 31, 28, 270]  # "47 + 85 =", without the template's many rows
+TEXT = [31, 28, 270]  # "85 =", without the template's many rows
 load_module = importlib.import_module("dflash2_mlx.load")  # the package has a function of that name
 PAIR = ("qmm_rows", "qmm_rows_mma")
 
@@ -65,7 +65,7 @@ def test_the_embedded_pair(forms, request, monkeypatch):
     # Loading would run blocks ahead of the first reply, which says no more than the reply.
     monkeypatch.setattr(load_module, "_warm_up_target", lambda *_: None)
     monkeypatch.setattr(DraftModel, "warm_up", lambda *_: None)
-    asked, few = config(max_tokens=3), config(max_tokens=2, mode="plain")
+    asked, few = config(max_tokens=2), config(max_tokens=2, mode="plain")
     want = replies(d2.load("mini"), TEXT, [asked])
     request.getfixturevalue("metal")
     engine = d2.load("mini", exactness="exact")
@@ -75,7 +75,7 @@ def test_the_embedded_pair(forms, request, monkeypatch):
     assert_all_ran(tuple(name for name in KERNELS if name not in unused))
     # Blocks of 8 at the target; the drafter's 7 rows at the target's head.
     assert {form for form, _ in forms} == {"tile"} and {rows for _, rows in forms} >= {7, 8}
-    assert replies(engine, TEXT, [few]) == [want[0][:2]]
+    assert replies(engine, TEXT, [few]) == want
     assert {form for form, _ in forms} == {"tile"} and 1 in {rows for _, rows in forms}
 
 
@@ -117,8 +117,8 @@ def test_exact_passes_have_the_same_bits_in_blocks_and_one_by_one(metal, forms, 
         return np.concatenate(found[1:])
 
     assert len(PROMPT) == 6 and ids.shape == (1, 50)
-    want = logits(*[(1, 1)] * 11, room=0, known=1)
-    for passes, room, known in ((((5, 3), (8, 8)), 0, 11), (((2, 1), (6, 2), (8, 8)), 4200, 36)):
+    want = logits(*[(1, 1)] * 6, room=0, known=1)
+    for passes, room, known in ((((5, 2), (8, 4)), 0, 39), (((2, 1), (6, 2), (8, 3)), 4200, 36)):
         np.testing.assert_array_equal(logits(*passes, room=room, known=known), want)
     assert {form for form, _ in forms} <= {"tile", "stock"} and dispatcher().notes() == []
     tested = {state.name for state in dispatcher().states() if state.tested}
