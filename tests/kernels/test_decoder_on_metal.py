@@ -96,6 +96,7 @@ def test_rows_that_were_kept_are_those_the_next_block_goes_on_from(family: str, 
     engine = scripted_engine(family, [3, 0, 4, 1, 2])
     result = d2.generate(engine, PROMPT, d2.GenerationConfig(max_tokens=16, stop_token_ids=()))
     assert result.token_ids == [*lively_reply(family)[:16]] and result.stats.rounds == 5
+    assert dispatcher().notes() == [], "a self-test has put a twin in the kernel's place"
     states = {state.name: state.tested for state in dispatcher().states()}
     assert states["few_row_attention"] and states["gated_delta_verify"] is (family == "qwen3_5")
 
