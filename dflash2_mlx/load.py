@@ -29,8 +29,7 @@ from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
-from .kernels._dispatch import dispatcher
-from .kernels.qmm_rows import EXACT_ROWS
+from .kernels._dispatch import EXACT_ROWS, dispatcher
 from .layout import on_cpu, store_for_device
 from .memory import Precision
 from .pairing import check_target_config, checked_drafter
@@ -103,8 +102,9 @@ def load(
             but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
         draft_window: positions the drafter sees, block_size up to the checkpoint's window; None keeps that.
         draft_sink: first positions of the sequence that it sees besides, at most as many as its window.
-        exactness: "fast" multiplies each number of rows in the quickest way; "exact" runs every linear layer of the
-            target by one kernel whose results do not depend on how many rows a pass has (quantized targets, on Metal).
+        exactness: "fast" computes each number of rows in the quickest way; "exact" runs linear layers, attention and
+            gated-delta layers of the target by kernels in which a row's result does not depend on the rows beside it
+            (quantized targets, on Metal; passes of up to 32 rows).
     Raises:
         CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
     """

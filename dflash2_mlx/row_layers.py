@@ -12,11 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_map
 
 from .errors import SettingError
-from .kernels._dispatch import dispatcher
-from .kernels._metal_qmm import MATRIX, TILE
+from .kernels import few_row_attention
+from .kernels._dispatch import dispatcher, inexact
+from .kernels._metal_qmm import MATRIX, TENSOR, TILE
 from .kernels.qmm_forms import AFFINE
 from .kernels.qmm_rows import Packed, exactness_problem, quantized_rows, stock_product
 
@@ -120,22 +121,21 @@ def check_exactness(model: Any, *, tied: bool) -> None:
     Raises:
         SettingError: naming the first such layer, or why the kernel does not run.
     """
-    layers: Any = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
-    matrices = [(path, leaf) for path, leaf in layers if _multiplies(leaf, tied)]
+    matrices = [(path, module) for path, module in model.named_modules() if _multiplies(module, tied)]
     others = [path for path, leaf in matrices if not _suits(leaf)]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise _refused(f"{others[0]}{more}: not a linear layer quantized in affine mode")
+        raise inexact(f"{others[0]}{more}: not a linear layer quantized in affine mode")
     seen = set()
     for path, leaf in matrices:
         packed = _packed(leaf)
-        variant = (packed.bits, packed.group_size, packed.scales.dtype, packed.offset is None)
+        variant = (packed.bits, packed.group_size, packed.scales.dtype, packed.offset is None or packed.offset.dtype)
         if variant in seen:
             continue
         seen.add(variant)
         problem = exactness_problem(packed.scales.dtype, packed)
         if problem is not None:
-            raise _refused(f"{path}: {problem}")
+            raise inexact(f"{path}: {problem}")
 
 
 def check_exactness_word(exactness: str) -> bool:
@@ -159,17 +159,18 @@ def refuse_exactness_early(quantized: bool, dequantized: bool) -> None:
         SettingError: exactness is impossible with such a target, or on this machine.
     """
     if not quantized:
-        raise _refused("the target is not quantized")
+        raise inexact("the target is not quantized")
     if dequantized:
-        raise _refused("target_dtype float32 unpacks the quantized weights")
+        raise inexact("target_dtype float32 unpacks the quantized weights")
     if dispatcher().factory is None:
-        raise _refused("MLX has no Metal here")
-    if not dispatcher().wants_metal(TILE):
-        raise _refused(f"kernel {TILE} is switched off")
+        raise inexact("MLX has no Metal here")
+    for name in (TILE, few_row_attention.NAME):
+        if not dispatcher().wants_metal(name):
+            raise inexact(f"kernel {name} is switched off")
 
 
 def _kernels_run() -> bool:
-    wanted = [dispatcher().wants_metal(name) for name in (TILE, MATRIX)]
+    wanted = [dispatcher().wants_metal(name) for name in (TILE, MATRIX, TENSOR)]
     return any(wanted)
 
 
@@ -178,18 +179,13 @@ def _suits(layer: nn.Module) -> bool:
     return type(layer) in (nn.QuantizedLinear, nn.QuantizedEmbedding) and layer.mode == AFFINE
 
 
-def _refused(reason: str) -> SettingError:
-    return SettingError(f"exactness: got 'exact', expected 'fast': {reason}")
-
-
-def _multiplies(leaf: nn.Module, tied: bool) -> bool:
-    """Whether a leaf multiplies rows by a matrix. A depthwise convolution takes every row by itself."""
-    if isinstance(leaf, nn.Embedding | nn.QuantizedEmbedding):
+def _multiplies(module: nn.Module, tied: bool) -> bool:
+    """Whether a module multiplies rows by a matrix of its own. A depthwise convolution takes every row by itself."""
+    if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
         return tied
-    if isinstance(leaf, nn.Conv1d):
+    if isinstance(module, nn.Conv1d):
         return False
-    arrays: Any = tree_flatten(leaf.parameters())
-    return any(array.ndim >= 2 for _, array in arrays)
+    return any(isinstance(array, mx.array) and array.ndim >= 2 for array in module.values())
 
 
 def _packed(layer: Any) -> Packed:

@@ -12,11 +12,13 @@
 // A row at position p sees a key at position s if s < start + L, and s <= p where CAUSAL, and |p - s| < WINDOW or
 // s < SINK where there is a WINDOW. Every row sees at least one key. Scores are multiplied by 1 / sqrt(DIM).
 //
-// Template: T; OUT, float if there are several parts; DIM, at most 256; WINDOW, 0 for none; SINK; CAUSAL; SIMDGROUPS.
+// Template: T; OUT, float if there are several parts; DIM, at most 256; WINDOW, 0 for none; SINK; CAUSAL; SIMDGROUPS;
+// PART, keys of a part, or 0 for what grows with the buffer, so that there are at most 32 parts.
 // Grid: one threadgroup of SIMDGROUPS for 8 x SIMDGROUPS rows of a K/V head and a part of the buffer,
 //   (32 * SIMDGROUPS, HKV * blocks of rows, B * PARTS).
-// Called for the target's verify passes and the drafter's layers. Parts begin at fixed rows of the buffer, so the
-// numbers of a row depend neither on L nor on spare room.
+// Called for the target's verify passes and the drafter's layers. Parts begin at fixed rows of the buffer, and every
+// product is added by fma, so the numbers of a row do not depend on L. With PART (and no SINK) parts and tiles begin at
+// multiples of the position: then they depend on nothing but what the row sees, neither on spare room nor on base.
 // Twin: mx.fast.scaled_dot_product_attention with a mask.
 
 constexpr uint TILE = 32;                            // keys: one of each lane
@@ -36,14 +38,14 @@ uint capacity = uint(keys_shape[2]);
 uint rows = uint(queries_shape[1]) / heads * length_in;  // of a K/V head: its query heads, one after another
 uint blocks = threadgroups_per_grid.y / heads;
 uint head = threadgroup_position_in_grid.y / blocks;
-uint part_rows = 128;
-while (part_rows * 32 < capacity) {
+uint part_rows = PART > 0 ? PART : 128;
+while (PART == 0 && part_rows * 32 < capacity) {
   part_rows *= 2;
 }
-uint parts = (capacity + part_rows - 1) / part_rows;
+uint sequences = uint(queries_shape[0]);
+uint parts = threadgroups_per_grid.z / sequences;
 uint part = threadgroup_position_in_grid.z % parts;
 uint sequence = threadgroup_position_in_grid.z / parts;
-uint sequences = threadgroups_per_grid.z / parts;
 uint first_row = (threadgroup_position_in_grid.y % blocks * SIMDGROUPS + group) * 8;
 uint buffer = (sequence * heads + head) * capacity;
 uint query = (sequence * heads + head) * rows;
@@ -69,10 +71,12 @@ _Pragma("clang loop unroll(full)") for (uint i = 0; i < 8 * CHUNKS * EACH; ++i) 
   sums[i] = 0.0f;
 }
 
-uint end = min((part + 1) * part_rows, capacity);
-for (uint tile = part * part_rows; tile < end; tile += TILE) {
-  bool behind = WINDOW > 0 && int(tile + TILE) + origin <= first - WINDOW + 1 && int(tile) >= SINK;
-  bool ahead = (int(tile) < SINK ? int(tile) : int(tile) + origin) >= past;
+int before = PART > 0 && WINDOW > 0 ? origin % PART : 0;  // keys of the first part that the buffer has dropped
+int begin = int(part * part_rows) - before;
+int end = min(begin + int(part_rows), int(capacity));
+for (int tile = begin; tile < end; tile += int(TILE)) {
+  bool behind = WINDOW > 0 && tile + int(TILE) + origin <= first - WINDOW + 1 && tile >= SINK;
+  bool ahead = (tile < SINK ? tile : tile + origin) >= past;
   if (behind || ahead) {
     continue;
   }
@@ -81,7 +85,7 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
   for (uint c = 0; c < CHUNKS; ++c) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = thread_number; i < TILE * CHUNK; i += 32 * SIMDGROUPS) {
-      uint row = tile + i / CHUNK;
+      uint row = uint(tile) + i / CHUNK;  // before the buffer: more than any row
       uint d = c * CHUNK + i % CHUNK;
       staged[i / CHUNK * STRIDE + i % CHUNK] = row < capacity && d < DIM ? keys[(buffer + row) * DIM + d] : T(0.0f);
     }
@@ -107,21 +111,21 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
         float key = float(staged[lane * STRIDE + e * 32 + i]);
         float4 a = own[(group * TILE + i) * 2];
         float4 b = own[(group * TILE + i) * 2 + 1];
-        score[0] += a.x * key;
-        score[1] += a.y * key;
-        score[2] += a.z * key;
-        score[3] += a.w * key;
-        score[4] += b.x * key;
-        score[5] += b.y * key;
-        score[6] += b.z * key;
-        score[7] += b.w * key;
+        score[0] = fma(a.x, key, score[0]);
+        score[1] = fma(a.y, key, score[1]);
+        score[2] = fma(a.z, key, score[2]);
+        score[3] = fma(a.w, key, score[3]);
+        score[4] = fma(b.x, key, score[4]);
+        score[5] = fma(b.y, key, score[5]);
+        score[6] = fma(b.z, key, score[6]);
+        score[7] = fma(b.w, key, score[7]);
       }
     }
   }
 
-  int row = int(tile + lane);
+  int row = tile + int(lane);
   int at = row < SINK ? row : row + origin;
-  bool there = row < int(capacity) && at < past;
+  bool there = row >= 0 && row < int(capacity) && at < past;
   float weight[8];
   _Pragma("clang loop unroll(full)") for (uint r = 0; r < 8; ++r) {
     int ahead_by = position[r] - at;
@@ -130,9 +134,9 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
     float scaled = seen ? score[r] * scale : -INFINITY;
     float top = max(most[r], simd_max(scaled));
     float shrink = most[r] == top ? 1.0f : precise::exp(most[r] - top);
-    weight[r] = seen ? precise::exp(scaled - top) : 0.0f;
+    weight[r] = seen ? precise::exp(fma(score[r], scale, -top)) : 0.0f;
     most[r] = top;
-    total[r] = total[r] * shrink + weight[r];
+    total[r] = fma(total[r], shrink, weight[r]);
     _Pragma("clang loop unroll(full)") for (uint i = 0; i < CHUNKS * EACH; ++i) {
       sums[i * 8 + r] *= shrink;
     }
@@ -154,7 +158,7 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
   _Pragma("clang loop unroll(full)") for (uint c = 0; c < CHUNKS; ++c) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint i = thread_number; i < TILE * CHUNK; i += 32 * SIMDGROUPS) {
-      uint row = tile + i / CHUNK;
+      uint row = uint(tile) + i / CHUNK;  // before the buffer: more than any row
       uint d = c * CHUNK + i % CHUNK;
       staged[i / CHUNK * STRIDE + i % CHUNK] = row < capacity && d < DIM ? values[(buffer + row) * DIM + d] : T(0.0f);
     }
@@ -165,14 +169,14 @@ for (uint tile = part * part_rows; tile < end; tile += TILE) {
       _Pragma("clang loop unroll(full)") for (uint e = 0; e < EACH; ++e) {
         float value = float(staged[i * STRIDE + e * 32 + lane]);
         uint to = (c * EACH + e) * 8;
-        sums[to] += a.x * value;
-        sums[to + 1] += a.y * value;
-        sums[to + 2] += a.z * value;
-        sums[to + 3] += a.w * value;
-        sums[to + 4] += b.x * value;
-        sums[to + 5] += b.y * value;
-        sums[to + 6] += b.z * value;
-        sums[to + 7] += b.w * value;
+        sums[to] = fma(a.x, value, sums[to]);
+        sums[to + 1] = fma(a.y, value, sums[to + 1]);
+        sums[to + 2] = fma(a.z, value, sums[to + 2]);
+        sums[to + 3] = fma(a.w, value, sums[to + 3]);
+        sums[to + 4] = fma(b.x, value, sums[to + 4]);
+        sums[to + 5] = fma(b.y, value, sums[to + 5]);
+        sums[to + 6] = fma(b.z, value, sums[to + 6]);
+        sums[to + 7] = fma(b.w, value, sums[to + 7]);
       }
     }
   }

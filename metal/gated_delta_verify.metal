@@ -14,7 +14,8 @@
 //   y         [B, L, HV, DV] T
 //   stored    [B, HV, DV, DK] float32     after the kept rows, before this pass
 //
-// A row: state *= g; change = beta * (v - state k); state += change k^T; y = state q.
+// A row: state *= g; change = beta * (v - state k); state += change k^T; y = state q. Products are added by fma, so that no
+// compiler may choose: a row has the same bits in this pass and as a kept row of the next one.
 //
 // Template: T; DK, a multiple of 32; LANES, which share one row of the state, a power of two.
 // Grid: one SIMD-group for 32 / LANES rows of a head's state, (32, ceil(DV * LANES / 32), B * HV); 4 per group.
@@ -36,8 +37,8 @@ uint key_heads = uint(k_shape[2]);
 uint key_head = value_head / (heads / key_heads);
 uint at = (head * values + row) * DK + part * 4;
 
-float memory[EACH];
-for (uint i = 0; i < EACH; ++i) {
+float memory[EACH];  // loops over it are unrolled, or it would not be registers
+_Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
   memory[i] = state[at + i / 4 * (4 * LANES) + i % 4];
 }
 
@@ -49,22 +50,22 @@ for (uint t = 0; t < kept; ++t) {
   float decay = float(old_g[place * heads + value_head]);
   float key[EACH];
   float held = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     key[i] = float(old_k[from + i / 4 * (4 * LANES) + i % 4]);
     memory[i] *= decay;
-    held += memory[i] * key[i];
+    held = fma(memory[i], key[i], held);
   }
   for (uint far = 1; far < LANES; far *= 2) {
     held += simd_shuffle_xor(held, ushort(far));
   }
   float value = float(old_v[(place * heads + value_head) * values + row]);
   float change = (value - held) * float(old_beta[place * heads + value_head]);
-  for (uint i = 0; i < EACH; ++i) {
-    memory[i] += key[i] * change;
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
+    memory[i] = fma(key[i], change, memory[i]);
   }
 }
 if (there) {
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     stored[at + i / 4 * (4 * LANES) + i % 4] = memory[i];
   }
 }
@@ -76,10 +77,10 @@ for (uint t = 0; t < rows; ++t) {
   float decay = float(g[place * heads + value_head]);
   float key[EACH];
   float held = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
     key[i] = float(k[from + i / 4 * (4 * LANES) + i % 4]);
     memory[i] *= decay;
-    held += memory[i] * key[i];
+    held = fma(memory[i], key[i], held);
   }
   for (uint far = 1; far < LANES; far *= 2) {
     held += simd_shuffle_xor(held, ushort(far));
@@ -87,9 +88,9 @@ for (uint t = 0; t < rows; ++t) {
   uint to = (place * heads + value_head) * values + row;
   float change = (float(v[to]) - held) * float(beta[place * heads + value_head]);
   float read = 0.0f;
-  for (uint i = 0; i < EACH; ++i) {
-    memory[i] += key[i] * change;
-    read += memory[i] * float(q[from + i / 4 * (4 * LANES) + i % 4]);
+  _Pragma("clang loop unroll(full)") for (uint i = 0; i < EACH; ++i) {
+    memory[i] = fma(key[i], change, memory[i]);
+    read = fma(memory[i], float(q[from + i / 4 * (4 * LANES) + i % 4]), read);
   }
   for (uint far = 1; far < LANES; far *= 2) {
     read += simd_shuffle_xor(read, ushort(far));

@@ -28,29 +28,29 @@ uint outputs = uint(weight_shape[0]);
 uint words = inputs / PER;
 uint groups = inputs / GROUP;
 
-float sums[OUTPUTS][ROWS];
-for (uint a = 0; a < OUTPUTS; ++a) {
-  for (uint m = 0; m < ROWS; ++m) {
+float sums[OUTPUTS][ROWS];  // loops over it are unrolled, or it would not be registers
+_Pragma("clang loop unroll(full)") for (uint a = 0; a < OUTPUTS; ++a) {
+  _Pragma("clang loop unroll(full)") for (uint m = 0; m < ROWS; ++m) {
     sums[a][m] = 0.0f;
   }
 }
 for (uint word = lane; word < words; word += 32) {
   float values[OUTPUTS][PER];
-  for (uint a = 0; a < OUTPUTS; ++a) {
+  _Pragma("clang loop unroll(full)") for (uint a = 0; a < OUTPUTS; ++a) {
     uint output = min(first + a, outputs - 1);  // past the end: the last one again, not stored
     uint packed = weight[output * words + word];
     uint group = output * groups + word * PER / GROUP;
     float scale = float(scales[group]);
     float zero = float(biases[group]);
-    for (uint i = 0; i < PER; ++i) {
+    _Pragma("clang loop unroll(full)") for (uint i = 0; i < PER; ++i) {
       values[a][i] = fma(scale, float((packed >> (BITS * i)) & MASK), zero);
     }
   }
-  for (uint m = 0; m < ROWS; ++m) {
+  _Pragma("clang loop unroll(full)") for (uint m = 0; m < ROWS; ++m) {
     uint at = min(row + m, rows - 1) * inputs + word * PER;
-    for (uint i = 0; i < PER; ++i) {
+    _Pragma("clang loop unroll(full)") for (uint i = 0; i < PER; ++i) {
       float value = float(x[at + i]);
-      for (uint a = 0; a < OUTPUTS; ++a) {
+      _Pragma("clang loop unroll(full)") for (uint a = 0; a < OUTPUTS; ++a) {
         sums[a][m] = fma(value, values[a][i], sums[a][m]);
       }
     }
@@ -59,8 +59,8 @@ for (uint word = lane; word < words; word += 32) {
 
 // Every lane keeps one of the sums and stores it.
 float mine = 0.0f;
-for (uint m = 0; m < ROWS; ++m) {
-  for (uint a = 0; a < OUTPUTS; ++a) {
+_Pragma("clang loop unroll(full)") for (uint m = 0; m < ROWS; ++m) {
+  _Pragma("clang loop unroll(full)") for (uint a = 0; a < OUTPUTS; ++a) {
     float sum = simd_sum(sums[a][m]);
     mine = lane == m * OUTPUTS + a ? sum : mine;
   }

@@ -28,7 +28,7 @@ uint left = min(first + across, outputs - 1);  // past the end: the last one aga
 uint right = min(first + across + 1, outputs - 1);
 
 simdgroup_matrix<float, 8, 8> sums[TILES];
-for (uint t = 0; t < TILES; ++t) {
+_Pragma("clang loop unroll(full)") for (uint t = 0; t < TILES; ++t) {
   sums[t].thread_elements()[0] = 0.0f;
   sums[t].thread_elements()[1] = 0.0f;
 }
@@ -45,7 +45,7 @@ for (uint block = part * 8; block < words; block += SIMDGROUPS * 8) {
     simdgroup_matrix<float, 8, 8> b;
     b.thread_elements()[0] = fma(scale_left, float((packed_left >> (BITS * j)) & MASK), zero_left);
     b.thread_elements()[1] = fma(scale_right, float((packed_right >> (BITS * j)) & MASK), zero_right);
-    for (uint t = 0; t < TILES; ++t) {
+    _Pragma("clang loop unroll(full)") for (uint t = 0; t < TILES; ++t) {
       uint row = t * 8 + down;
       uint at = row * inputs + (block + across) * PER + j;
       simdgroup_matrix<float, 8, 8> a;
@@ -56,7 +56,7 @@ for (uint block = part * 8; block < words; block += SIMDGROUPS * 8) {
   }
 }
 
-for (uint t = 0; t < TILES; ++t) {
+_Pragma("clang loop unroll(full)") for (uint t = 0; t < TILES; ++t) {
   partial[part][t * 64 + down * 8 + across] = sums[t].thread_elements()[0];
   partial[part][t * 64 + down * 8 + across + 1] = sums[t].thread_elements()[1];
 }

@@ -14,12 +14,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.tuner.lora import LoRALinear
 
 import dflash2_mlx as d2
 from dflash2_mlx import training
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.kernels import _dispatch, qmm_rows
 from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.kernels.few_row_attention import attention_twin, mask_of
 from dflash2_mlx.kernels.qmm_rows import stock_product
 from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
 from dflash2_mlx.targets.registry import make_target
@@ -35,8 +37,21 @@ class Passing:
     def __init__(self) -> None:
         self.calls = 0
 
-    def make(self, **_: Any) -> Any:
-        return self.run
+    def make(self, *, name: str, **_: Any) -> Any:
+        return {"dflash2_few_row_attention": self.attend, "dflash2_few_row_merge": self.merge}.get(name, self.run)
+
+    def attend(self, *, inputs: list[mx.array], output_shapes: Any, template: Any, **_: Any) -> Any:
+        """All of it as the first part; the others saw nothing."""
+        values, (queries, keys, _, start, base) = dict(template), inputs
+        rules = {"causal": values["CAUSAL"], "window": values["WINDOW"] or None, "sink": values["SINK"]}
+        mask = mask_of(start, base.item(), queries.shape[2], keys.shape[2], **rules)
+        out, empty = attention_twin(*inputs[:3], mask), mx.zeros(output_shapes[0][1:])
+        bounds = mx.full(output_shapes[1], mx.array([-mx.inf, 0.0]))
+        bounds[0] = mx.array([0.0, 1.0])
+        return [mx.stack([out, *[empty] * (output_shapes[0][0] - 1)]).astype(values["OUT"]), bounds]
+
+    def merge(self, *, inputs: list[mx.array], template: Any, **_: Any) -> Any:
+        return [inputs[0][0].astype(dict(template)["T"])]
 
     def run(self, *, inputs: list[mx.array], output_shapes: Any, output_dtypes: Any, template: Any, **_: Any) -> Any:
         self.calls += 1
@@ -51,7 +66,7 @@ class Passing:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Passing]:
     passing = Passing()
     monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (passing.make, True))
-    names = [name for name in KERNELS if not name.startswith("qmm_")]
+    names = [name for name in KERNELS if not name.startswith(("qmm_", "few_row"))]
     monkeypatch.setenv("DFLASH2_KERNELS", ",".join(["auto", *(f"{name}=mlx" for name in names)]))
     dispatcher.cache_clear()
     yield passing
@@ -97,7 +112,11 @@ def test_a_kernel_that_is_switched_off_or_fails(kernels, monkeypatch):
     monkeypatch.setenv("DFLASH2_KERNELS", "mlx")
     dispatcher.cache_clear()
     refused("exactness: got 'exact', expected 'fast': kernel qmm_rows is switched off")
-    monkeypatch.setenv("DFLASH2_KERNELS", "qmm_rows=auto")
+    for wish, name in (("mlx,qmm_rows=auto", "few_row_attention"), ("auto,qmm_rows=mlx", "qmm_rows")):
+        monkeypatch.setenv("DFLASH2_KERNELS", wish)
+        dispatcher.cache_clear()
+        refused(f"exactness: got 'exact', expected 'fast': kernel {name} is switched off")
+    monkeypatch.setenv("DFLASH2_KERNELS", "mlx,qmm_rows=auto,few_row_attention=auto")
     monkeypatch.setattr(kernels, "run", lambda **call: [y + 1 for y in Passing().run(**call)])
     dispatcher.cache_clear()
     with pytest.raises(d2.SettingError, match=r"expected 'fast': .*: kernel qmm_rows does not run \(qmm_rows: off by"):
@@ -116,6 +135,14 @@ def test_layers_that_it_does_not_cover_are_named(kernels, family, storage, messa
     with pytest.raises(d2.SettingError) as caught:
         make_target(model(family, **storage), target_config(family), exact=True)
     assert str(caught.value).startswith("exactness: got 'exact', expected 'fast': ") and message in str(caught.value)
+
+
+def test_matrices_beside_a_linear_layer_are_found(kernels):
+    adapted = model()
+    attention = adapted.model.layers[0].self_attn
+    attention.q_proj = LoRALinear.from_base(attention.q_proj)
+    with pytest.raises(d2.SettingError, match=r"layers\.0\.self_attn\.q_proj: not a linear layer quantized in affine"):
+        make_target(adapted, target_config("qwen3"), exact=True)
 
 
 def test_blocks_beyond_what_it_covers(kernels, monkeypatch):
@@ -146,6 +173,14 @@ def test_without_metal_models_keep_their_own_modules():
     target = make_target(model(), target_config("qwen3"))
     assert not list(row_layers(target.text_model))
     assert target.quantized_matrices() == []
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("qmm_")])
+def test_each_kernel_by_itself_gets_the_layers(kernels, monkeypatch, name):
+    for wish, expected in ((f"mlx,{name}=auto", True), ("mlx", False)):
+        monkeypatch.setenv("DFLASH2_KERNELS", wish)
+        dispatcher.cache_clear()
+        assert bool(list(row_layers(make_target(model(), target_config("qwen3")).text_model))) is expected
 
 
 def test_modules_hold_the_same_arrays_under_the_same_names(kernels):

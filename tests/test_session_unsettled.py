@@ -65,6 +65,10 @@ def test_while_rounds_run_nothing_is_settled_by_itself():
         assert "recurrent" not in vars(state)
     for record in session.state.passes:
         assert all(isinstance(tape.before, GatedDeltaState) for tape in record.tapes)
+        # A part of wider rows would be copied by every kernel that reads it: by this pass's, and by the next one's.
+        for tape in record.tapes:
+            for array in tape.rows.inputs:
+                assert np.array(array, copy=False).flags.c_contiguous
 
 
 def test_single_rows_and_batches_settle_it():

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from ..errors import ConfigError, Dflash2Error
+from ..errors import ConfigError, Dflash2Error, SettingError
 from ._metal import Factory, Kernel, KernelCall
 
 VARIABLE = "DFLASH2_KERNELS"
@@ -39,6 +39,7 @@ KERNELS = (
     "qmm_rows_tensor",
 )
 OPT_IN = frozenset({"qmm_rows_tensor"})  # no device has run these: wanted only where they are named
+EXACT_ROWS = 32  # most rows of a pass that exactness covers
 AUTO, MLX, METAL = "auto", "mlx", "metal"
 _CHOICES = (AUTO, MLX, METAL)
 
@@ -87,7 +88,8 @@ class Dispatcher:
         self._kernels: dict[str, Kernel] = {}
         self._winners: dict[tuple[str, str], str] = {}
         self._remembered: dict[tuple[object, ...], Any] = {}
-        self.version = 0  # grows with every result of a race: graphs that were compiled before are out of date
+        # Grows with every result of a race and every failed test: graphs that were compiled before are out of date.
+        self.version = 0
 
     def winner(self, name: str, key: str) -> str | None:
         """The contender that won this kernel's race at this shape on this machine; None before there was one."""
@@ -156,7 +158,7 @@ class Dispatcher:
             except (KernelMismatch, RuntimeError, ValueError, OSError) as error:
                 # MLX reports what the Metal compiler or a launch refuses as RuntimeError or ValueError.
                 self._failures[call.name] = " ".join(str(error).split())[:300]
-                self._remembered.clear()
+                self._choices_changed()
         return call.name not in self._failures
 
     def run(self, call: KernelCall, inputs: Sequence[mx.array]) -> list[mx.array]:
@@ -168,19 +170,25 @@ class Dispatcher:
         return call.run(kernel, inputs)
 
     def states(self) -> list[KernelState]:
-        """One entry per kernel, as things stand."""
+        """One entry per kernel, as things stand. Any thread may ask, also while the owner of MLX tests and races."""
         return [replace(self._state(name), races=self.raced(name)) for name in KERNELS]
 
     def raced(self, name: str) -> dict[str, str]:
         """Winners of this kernel's races, by shape."""
-        return {key: winner for (kernel, key), winner in self._winners.items() if kernel == name}
+        return {key: winner for (kernel, key), winner in list(self._winners.items()) if kernel == name}
+
+    def why_not(self, name: str) -> str:
+        """Why a kernel that is asked for does not run here, in words."""
+        if self.factory is None:
+            return "MLX has no Metal here"
+        return f"kernel {name} does not run ({self._failures.get(name, f'switched off by {VARIABLE}')})"
 
     def notes(self) -> list[str]:
         """One line per kernel that was switched off by its self-test."""
         return [f"kernel {name}: runs as its MLX twin ({reason})" for name, reason in sorted(self._failures.items())]
 
     def _state(self, name: str) -> KernelState:
-        wanted, tested = self.wanted[name], any(variant[0] == name for variant in self._tested)
+        wanted, tested = self.wanted[name], any(variant[0] == name for variant in list(self._tested))
         if wanted == MLX:
             reason = "off unless it is named: no device has run it yet" if name in OPT_IN else None
             return KernelState(name, wanted, MLX, tested, reason)
@@ -210,6 +218,11 @@ def parse_choices(text: str) -> Mapping[str, str]:
 def race_key(shape: Sequence[int], dtype: mx.Dtype, *more: object) -> str:
     """Name of a shape under which a race's winner is kept: sizes, type, and what else tells it from others."""
     return " ".join(["x".join(map(str, shape)), str(dtype).removeprefix("mlx.core."), *map(str, more)])
+
+
+def inexact(reason: str) -> SettingError:
+    """The error where exactness was asked for and cannot be had."""
+    return SettingError(f"exactness: got 'exact', expected 'fast': {reason}")
 
 
 def check_equal(got: mx.array, want: mx.array, *, tolerance: float, what: str) -> None:

@@ -18,7 +18,8 @@ ROWS_EACH = 8
 MOST_SIMDGROUPS = 16
 MOST_SIMDGROUPS_WIDE = 8
 PART_ROWS = 128  # least keys of a part, as in few_row_attention.metal
-MOST_PARTS = 32  # a SIMD-group's width: few_row_merge.metal has a lane for each
+MOST_PARTS = 32  # as in few_row_attention.metal: more would cost more than they spread
+FIXED_PART = 256  # keys of a part where parts begin at fixed positions
 MOST_DIM = 256
 DELTA_LANES = 8  # lanes that share one row of a gated-delta state
 
@@ -40,6 +41,7 @@ def few_row_attention(
     window: int | None,
     sink: int,
     causal: bool,
+    fixed: bool = False,
 ) -> KernelCall:
     """Attention over a buffer of keys and values; with several parts, `few_row_merge` has the last word.
 
@@ -49,6 +51,7 @@ def few_row_attention(
     Args:
         queries, keys: the shapes.
         dtype: of queries, keys and values.
+        fixed: parts begin at fixed positions, whatever the capacity is and wherever the buffer begins; without a sink.
     """
     batch, heads, length, dim = queries
     kv_heads, capacity = keys[1], keys[2]
@@ -57,12 +60,16 @@ def few_row_attention(
             f"few_row_attention: got {heads} heads of size {dim} over {kv_heads} K/V heads and {capacity} rows, "
             f"expected a multiple, at most {MOST_DIM}, and some rows"
         )
+    if fixed and sink:
+        raise ValueError(f"few_row_attention: got a sink of {sink} with parts at fixed positions, expected none")
     rows = heads // kv_heads * length
     most = MOST_SIMDGROUPS if dim <= 128 else MOST_SIMDGROUPS_WIDE
     # Powers of two, so that few widths are few compilations.
     simdgroups = min(most, 1 << (-(-rows // ROWS_EACH) - 1).bit_length())
     blocks = -(-rows // (ROWS_EACH * simdgroups))
     parts = part_count(capacity)
+    if fixed:  # one more where the first one may begin before the buffer; two at least, so that one text serves all
+        parts = max(2, -(-capacity // FIXED_PART) + (window is not None))
     template = (
         ("T", dtype),
         ("OUT", dtype if parts == 1 else mx.float32),
@@ -71,6 +78,7 @@ def few_row_attention(
         ("SINK", sink if window else 0),
         ("CAUSAL", causal),
         ("SIMDGROUPS", simdgroups),
+        ("PART", FIXED_PART if fixed else 0),
     )
     return KernelCall(
         name="few_row_attention",

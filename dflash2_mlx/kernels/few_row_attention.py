@@ -8,13 +8,13 @@ rows times query heads per K/V head exceed 32. Knows nothing of models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import mlx.core as mx
 
 from . import _target_calls
-from ._dispatch import METAL, check_equal, dispatcher, rounding
+from ._dispatch import EXACT_ROWS, METAL, check_equal, dispatcher, inexact, rounding
 from ._metal import KernelCall
 
 NAME = "few_row_attention"
@@ -39,6 +39,9 @@ class Sight:
         mask:  [B, 1, L, capacity] bool
         start: [B] int32, position of row 0
         base:  [] int32, where it is traced; else a number
+    Attributes:
+        exact: a row's numbers depend on nothing but what it sees, not on rows beside it, spare room or base; without a
+            sink, for up to 32 rows.
     """
 
     mask: mx.array
@@ -47,6 +50,7 @@ class Sight:
     causal: bool = True
     window: int | None = None
     sink: int = 0
+    exact: bool = False
 
 
 def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight: Sight) -> mx.array:
@@ -57,13 +61,41 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
         keys, values: [B, Hkv, capacity, Dh], whole buffers
     Returns:
         [B, H, L, Dh]
+    Raises:
+        SettingError: exactness was asked for and the kernel does not run.
     """
-    if wanted(queries.shape, keys.shape, queries.dtype, sight.window) and queries.dtype == keys.dtype == values.dtype:
+    alike = queries.dtype == keys.dtype == values.dtype
+    shapes = queries.shape, keys.shape
+    if alike and (dispatcher().wants_metal(NAME) if sight.exact else wanted(*shapes, queries.dtype, sight.window)):
         inputs = (queries, keys, values, sight.start, _base_array(sight.base))
-        call = _call(queries, keys, sight)
-        if dispatcher().passes(call, inputs, lambda: _self_test(call, queries.shape, keys.shape[1], sight)):
+        call = _call(*shapes, queries.dtype, sight)
+        if _passes(call, queries.shape, keys.shape[1], sight):
             return run_kernels(call, inputs)
+    if sight.exact:
+        raise inexact(dispatcher().why_not(NAME) if alike else f"attention of {queries.dtype} over {keys.dtype}")
     return attention_twin(queries, keys, values, sight.mask)
+
+
+def exactness_problem(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, window: int | None) -> str | None:
+    """Why attention of such heads cannot be exact here, or None after the kernel passed its test at every width."""
+    if dim > _target_calls.MOST_DIM or dtype not in _DTYPES:
+        return f"attention heads of {dim} {dtype}"
+    if not dispatcher().wants_metal(NAME):
+        return dispatcher().why_not(NAME)
+    start = mx.zeros((1,), dtype=mx.int32)
+    sight = Sight(mx.zeros((1, 1, 1, 1), dtype=mx.bool_), start, 0, window=window, exact=True)
+    for rows in range(1, EXACT_ROWS + 1):
+        queries = (1, heads, rows, dim)
+        call = _call(queries, (1, kv_heads, 1, dim), dtype, sight)
+        if not _passes(call, queries, kv_heads, sight):
+            return dispatcher().why_not(NAME)
+    return None
+
+
+def _passes(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> bool:
+    dtype = dict(call.template)["T"]
+    like = [mx.zeros((1,), dtype=own) for own in (dtype, dtype, dtype, mx.int32, mx.int32)]
+    return dispatcher().passes(call, like, lambda: _self_test(call, queries, kv_heads, sight))
 
 
 def attention_twin(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
@@ -119,17 +151,29 @@ def run_kernels(call: KernelCall, inputs: Sequence[mx.array]) -> mx.array:
     return dispatcher().run(merge, (sums, bounds.reshape(parts, -1, 2)))[0].reshape(queries.shape)
 
 
-def _call(queries: mx.array, keys: mx.array, sight: Sight) -> KernelCall:
+def _call(queries: Shape, keys: Shape, dtype: mx.Dtype, sight: Sight) -> KernelCall:
     return _target_calls.few_row_attention(
-        queries.shape, keys.shape, queries.dtype, window=sight.window, sink=sight.sink, causal=sight.causal
+        queries,
+        keys,
+        dtype,
+        window=sight.window,
+        sink=sight.sink,
+        causal=sight.causal,
+        fixed=sight.exact,
     )
 
 
 def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> None:
-    """On a small buffer of as many parts (one, or several): Metal compiles the same text for it."""
+    """On small buffers of one part and of several, as far as Metal compiles the text of `call` for them."""
+    for capacity in (80, 3 * _target_calls.PART_ROWS + 20):
+        keys = (1, kv_heads, capacity, queries[3])
+        if _call((1, *queries[1:]), keys, dict(call.template)["T"], sight).template == call.template:
+            _test_at(capacity, call, queries, kv_heads, sight)
+
+
+def _test_at(capacity: int, call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> None:
     _, heads, rows, dim = queries
-    dtype, parts = dict(call.template)["T"], call.output_shapes[0][0]
-    capacity = 80 if parts == 1 else 3 * _target_calls.PART_ROWS + 20
+    dtype = dict(call.template)["T"]
     shapes = ((1, heads, rows, dim), *2 * ((1, kv_heads, capacity, dim),))
     few, keys, values = (
         mx.random.normal(shape, key=key).astype(dtype)
@@ -140,8 +184,8 @@ def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) ->
     start = base + (29 + sight.window if sight.window else capacity - rows - 15)
     position, causal = mx.array([start], dtype=mx.int32), sight.causal
     mask = mask_of(position, base, rows, capacity, causal=causal, window=sight.window, sink=sight.sink)
-    seen = Sight(mask, position, base, causal, sight.window, sight.sink)
-    got = run_kernels(_call(few, keys, seen), (few, keys, values, position, _base_array(base)))
+    seen = replace(sight, mask=mask, start=position, base=base)
+    got = run_kernels(_call(few.shape, keys.shape, dtype, seen), (few, keys, values, position, _base_array(base)))
     want = attention_twin(few, keys, values, mask)
     check_equal(got, want, tolerance=rounding(dtype), what=NAME)
 

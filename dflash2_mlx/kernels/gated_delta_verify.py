@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
 from . import _target_calls
-from ._dispatch import check_equal, dispatcher, rounding
+from ._dispatch import check_equal, dispatcher, inexact, rounding
 from ._metal import KernelCall
 
 NAME = "gated_delta_verify"
@@ -43,22 +43,37 @@ class Rows:
         """As the recurrence takes them."""
         return self.q, self.k, self.v, self.g, self.beta
 
+    def first(self) -> Rows:
+        """The first row alone."""
+        return Rows(*(array[:, :1] for array in self.inputs))
 
-def gated_delta_verify(state: mx.array, old: Rows, keep: mx.array, new: Rows) -> tuple[mx.array, mx.array]:
+
+def gated_delta_verify(
+    state: mx.array, old: Rows, keep: mx.array, new: Rows, *, exact: bool = False
+) -> tuple[mx.array, mx.array]:
     """Apply the first `keep` of the old rows to the state, then run the new rows.
 
     Shapes:
         state: [B, Hv, Dv, Dk] float32, before the old rows
         keep:  [B] int32
+    Args:
+        exact: a row's numbers depend on no row after it, nor on which pass it is part of.
     Returns:
         y [B, L, Hv, Dv] of the new rows, and the state before them [B, Hv, Dv, Dk] float32
+    Raises:
+        SettingError: exactness was asked for and the kernel does not run.
     """
-    if wanted(state.shape, new.k.shape, new.v.dtype):
+    if exact and not possible(state.shape[3], new.v.dtype):
+        raise inexact(f"gated-delta keys of {state.shape[3]} {new.v.dtype}")
+    runs = dispatcher().wants_metal(NAME) if exact else wanted(state.shape, new.k.shape, new.v.dtype)
+    if runs:
         call = _target_calls.gated_delta_verify(state.shape, new.k.shape, new.v.dtype)
         inputs = (state, old.k, old.v, old.g, old.beta, keep, *new.inputs)
         if dispatcher().passes(call, inputs, lambda: _self_test(call, new)):
             y, stored = dispatcher().run(call, inputs)
             return y, stored
+    if exact:
+        raise inexact(dispatcher().why_not(NAME))
     return gated_delta_twin(state, old, keep, new)
 
 

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..chips import this_chip
-from ..errors import SettingError
 from . import _metal_qmm
-from ._dispatch import Dispatcher, check_equal, dispatcher
+from ._dispatch import EXACT_ROWS, Dispatcher, check_equal, dispatcher, inexact
 from ._metal import KernelCall
 from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
 NAME = _metal_qmm.TILE
-EXACT_ROWS = 32  # most rows that exactness covers
 KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX, TENSOR: _metal_qmm.TENSOR}
 _CALL_OF = {
     TILE: _metal_qmm.quantized_tile,
@@ -51,7 +49,7 @@ class Packed(NamedTuple):  # made at every product, and cheaper to make than a d
             self.weight.shape[0],
             self.bits,
             self.group_size,
-            _result(x.dtype, self.scales.dtype),
+            _result(x.dtype, self.scales, self.offset),
         )
 
     def inputs(self, x: mx.array) -> tuple[mx.array, ...]:
@@ -90,7 +88,7 @@ def quantized_rows(
     few = 0 < rows <= EXACT_ROWS if exact else 1 < rows <= MOST_ROWS
     if not few or mode != AFFINE or (kernels.factory is None and not exact):
         return stock_product(x, packed)
-    key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None, exact)
+    key = (NAME, rows, weight.shape, group_size, bits, x.dtype, scales.dtype, offset is None or offset.dtype, exact)
     form, call = kernels.remembered(key, lambda: _choose(kernels, x, packed, exact))
     return _run(form, call, x, packed)
 
@@ -161,11 +159,10 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
         return f"{packed.bits} bits in groups of {packed.group_size} ({packed.mode})"
     kernels = dispatcher()
     if kernels.factory is None:
-        return "MLX has no Metal here"
+        return kernels.why_not(NAME)
     for rows in range(1, _metal_qmm.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
-            state = next(state for state in kernels.states() if state.name == NAME)
-            return f"kernel {NAME} does not run ({state.reason or 'switched off by DFLASH2_KERNELS'})"
+            return kernels.why_not(NAME)
     return None
 
 
@@ -175,7 +172,7 @@ def _choose(kernels: Dispatcher, x: mx.array, packed: Packed, exact: bool) -> tu
     if exact:
         problem = exactness_problem(x.dtype, packed)
         if problem is not None:
-            raise SettingError(f"exactness: got 'exact', expected 'fast': {problem}")
+            raise inexact(problem)
         return TILE, call_for(TILE, product, offset)
     for form in (kernels.winner(NAME, product.key), default_form(this_chip(), product)):
         if form is not None and usable(kernels, form, x, packed):
@@ -187,9 +184,12 @@ def _columns(packed: Packed) -> int:
     return packed.scales.shape[1] * packed.group_size
 
 
-def _result(x: mx.Dtype, scales: mx.Dtype) -> mx.Dtype:
+def _result(x: mx.Dtype, scales: mx.array, offset: mx.array | None) -> mx.Dtype:
     """The type of a product, as MLX promotes it."""
-    return x if x == scales else (mx.zeros((), dtype=x) + mx.zeros((), dtype=scales)).dtype
+    for array in (scales, offset):
+        if array is not None and array.dtype != x:
+            x = (mx.zeros((), dtype=x) + mx.zeros((), dtype=array.dtype)).dtype
+    return x
 
 
 def self_test(form: str, call: KernelCall, x_dtype: mx.Dtype, packed: Packed) -> None:

@@ -8,14 +8,15 @@ layer i is the residual stream after layer i, before the final norm (DFlash 2 sp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..buffers import RowBuffers
-from ..kernels.few_row_attention import Sight
+from ..kernels._dispatch import EXACT_ROWS, inexact
+from ..kernels.few_row_attention import Sight, exactness_problem
 from ..kernels.few_row_attention import wanted as few_row_wanted
 from ..kernels.qmm_rows import Packed
 from ..row_layers import RowsLinear, row_layers, trainable_product
@@ -47,6 +48,8 @@ class LayerLoopTarget:
         window: of the sliding layers.
         context_length: longest sequence the config allows, or None.
         quantization: how the weights are stored, or None.
+    Raises:
+        SettingError: the model's linear layers are exact, and its attention cannot be.
     """
 
     def __init__(
@@ -67,11 +70,13 @@ class LayerLoopTarget:
         self._table = self.body.embed_tokens if "lm_head" not in text_model else text_model.lm_head
         self._head = self._table if "lm_head" in text_model else self._table.as_linear
         head_rows = _rows(self._table)
-        # Then attention and recurrence stay MLX's as well.
+        # Then attention and recurrence are as well.
         self.exact = any(layer.exact for _, layer in row_layers(text_model))
         # Of each kind's layers, which are alike; None where they are run by mlx-lm alone.
         shapes = {kind: {attention_shape(layer) for layer in self._layers_of(kind)} for kind in (FULL, SLIDING)}
         self.attention = {kind: found.pop() if len(found) == 1 else None for kind, found in shapes.items()}
+        if self.exact:
+            self._check_exact_attention()
         # Index of each layer among those of its kind.
         self.index = [self.kinds[:i].count(kind) for i, kind in enumerate(self.kinds)]
         self.spec = TargetSpec(
@@ -139,10 +144,25 @@ class LayerLoopTarget:
     def _layers_of(self, kind: str) -> list[nn.Module]:
         return [layer for layer, own in zip(self.layers, self.kinds, strict=True) if own == kind]
 
+    def _check_exact_attention(self) -> None:
+        dtype = self.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
+        for kind, shape in self.attention.items():
+            if not self._layers_of(kind):
+                continue
+            if shape is None:
+                raise inexact(f"{kind} attention layers that our kernel does not know")
+            window = self.window if kind == SLIDING else None
+            problem = exactness_problem(shape.heads, shape.kv_heads, shape.dim, dtype, window)
+            if problem is not None:
+                raise inexact(problem)
+
     def _seen(self, kind: str, buffers: RowBuffers, rows: mx.array, dtype: mx.Dtype, state: TargetState) -> Seen:
         sight = Sight(buffers.causal_mask(rows), state.length, buffers.base, window=buffers.window)
         shape, (batch, length) = self.attention[kind], rows.shape
-        if shape is None or self.exact:
+        if self.exact:
+            few = batch * length <= EXACT_ROWS
+            return Seen(replace(sight, exact=few), few)
+        if shape is None:
             return Seen(sight, False)
         queries = (batch, shape.heads, length, shape.dim)
         keys = (batch, shape.kv_heads, buffers.capacity, shape.dim)

@@ -42,6 +42,8 @@ def attention_shape(layer: nn.Module) -> AttentionShape | None:
     if "self_attn" not in layer or type(layer) not in _LAYERS or type(layer.self_attn) not in _PROJECTIONS:
         return None
     module = layer.self_attn
+    if not isinstance(module.k_proj, nn.Linear | nn.QuantizedLinear):  # an adapter around one says no sizes
+        return None
     if isinstance(module, qwen3_next.Qwen3NextAttention):
         heads, kv_heads = module.num_attention_heads, module.num_key_value_heads
     else:

@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 from mlx_lm.models.qwen3_5 import GatedDeltaNet
 
+from ..kernels._dispatch import EXACT_ROWS
 from ..kernels.gated_delta_verify import Rows, gated_delta_verify, recurrence
 from ..kernels.gated_delta_verify import wanted as verify_wanted
 
@@ -37,16 +38,21 @@ class UnsettledState:
     """A state whose kept rows are still to be applied: the next verify pass does so on its way.
 
     Shapes: conv as above; before [B, Hv, Dv, Dk] float32, to which the first keep [B] int32 of the rows are applied
+    Attributes:
+        exact: by the kernel, whoever asks, so that it makes no difference who does.
     """
 
     conv: mx.array
     before: mx.array
     rows: Rows
     keep: mx.array
+    exact: bool = False
 
     @cached_property
     def recurrent(self) -> mx.array:
         """What the kernel would store; built only where somebody else than the kernel asks."""
+        if self.exact:
+            return gated_delta_verify(self.before, self.rows, self.keep, self.rows.first(), exact=True)[1]
         kept = mx.arange(self.rows.k.shape[1], dtype=mx.int32)[None] < self.keep[:, None]
         return recurrence(self.rows, self.before, kept)[1]
 
@@ -104,6 +110,7 @@ class VerifyTape:
     rows: Rows
     conv_input: mx.array
     before: GatedDeltaState
+    exact: bool = False
 
     def commit(self, keep: int | mx.array, rows: int) -> AnyState:
         """State after the first `keep` rows; costs nothing until it is needed."""
@@ -112,7 +119,7 @@ class VerifyTape:
                 return self.before
             keep = mx.full((self.conv_input.shape[0],), keep, dtype=mx.int32)
         conv = _rows_from(self.conv_input, keep, self.before.conv.shape[1])
-        return UnsettledState(conv, self.before.recurrent, self.rows, keep)
+        return UnsettledState(conv, self.before.recurrent, self.rows, keep, self.exact)
 
 
 Tape = GatedDeltaTape | VerifyTape
@@ -132,11 +139,14 @@ def layer_shape(layer: GatedDeltaNet) -> tuple[int, int, int, int]:
 
 
 def gated_delta_pass(
-    layer: GatedDeltaNet, x: mx.array, state: AnyState | None, *, by_kernel: bool = True
+    layer: GatedDeltaNet, x: mx.array, state: AnyState | None, *, exact: bool = False
 ) -> tuple[mx.array, Tape]:
     """Run one gated-delta layer over [B, L, D]; returns its output [B, L, D] and the tape of the pass.
 
-    `by_kernel`: `gated_delta_verify` may do it where it should run.
+    `exact`: `gated_delta_verify` does it for 1 to 32 rows; otherwise where it should run.
+
+    Raises:
+        SettingError: `exact`, and the kernel does not run.
     """
     batch, length, _ = x.shape
     if state is None:
@@ -156,10 +166,11 @@ def gated_delta_pass(
     q, k = normalize_qk(q, k, inv_scale=layer.head_k_dim**-0.5, eps=1e-6)
     tape: Tape
     shape = (batch, layer.num_v_heads, layer.head_v_dim, layer.head_k_dim)
-    if by_kernel and verify_wanted(shape, k.shape, v.dtype):
-        rows = Rows(q, k, v, compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
-        out, before = _verify(state, rows)
-        tape = VerifyTape(rows, conv_input, before)
+    if batch * length <= EXACT_ROWS if exact else verify_wanted(shape, k.shape, v.dtype):
+        # v is a part of every row of `mixed`: copied once here, else by this kernel's call and again by the next one's.
+        rows = Rows(q, k, mx.contiguous(v), compute_g(layer.A_log, a, layer.dt_bias), mx.sigmoid(b))
+        out, before = _verify(state, rows, exact)
+        tape = VerifyTape(rows, conv_input, before, exact)
     else:
         before = GatedDeltaState(state.conv, state.recurrent)
         out, recurrent = gated_delta_update(q, k, v, a, b, layer.A_log, layer.dt_bias, before.recurrent)
@@ -169,11 +180,12 @@ def gated_delta_pass(
     return out, tape
 
 
-def _verify(state: AnyState, rows: Rows) -> tuple[mx.array, GatedDeltaState]:
+def _verify(state: AnyState, rows: Rows, exact: bool) -> tuple[mx.array, GatedDeltaState]:
     """Outputs of the rows, and the state before them."""
     if isinstance(state, UnsettledState):
-        out, settled = gated_delta_verify(state.before, state.rows, state.keep, rows)
+        out, settled = gated_delta_verify(state.before, state.rows, state.keep, rows, exact=exact)
         return out, GatedDeltaState(state.conv, settled)
     # Nothing to apply first: any rows do, as none of them is kept.
-    out, settled = gated_delta_verify(state.recurrent, rows, mx.zeros((rows.k.shape[0],), dtype=mx.int32), rows)
+    nothing = mx.zeros((rows.k.shape[0],), dtype=mx.int32)
+    out, settled = gated_delta_verify(state.recurrent, rows, nothing, rows, exact=exact)
     return out, GatedDeltaState(state.conv, settled)

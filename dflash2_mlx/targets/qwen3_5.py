@@ -31,7 +31,7 @@ class Qwen3_5Target(LayerLoopTarget):
         if kind == FULL:
             return super().run_layer(layer, kind, index, hidden, seen, state)
         normed, before = layer.input_layernorm(hidden), state.recurrent[index]
-        mixed, tape = gated_delta_pass(layer.linear_attn, normed, before, by_kernel=not self.exact)
+        mixed, tape = gated_delta_pass(layer.linear_attn, normed, before, exact=self.exact)
         state.passes[-1].tapes.append(tape)
         hidden = hidden + mixed
         return hidden + layer.mlp(layer.post_attention_layernorm(hidden))

@@ -154,3 +154,34 @@ def test_numbers_beyond_the_tolerance_are_a_mismatch(wrong):
     check_equal(good, good + 0.05, tolerance=0.1, what="x")
     with pytest.raises(KernelMismatch, match="x: off by"):
         check_equal(good, mx.array([1.0, 2.0 + wrong]), tolerance=0.1, what="x")
+
+
+def test_states_may_be_asked_for_while_kernels_are_tested_and_raced():
+    """The server asks from threads of its own; the owner of MLX goes on meanwhile."""
+    here = Dispatcher("auto", factory)
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:  # compared with every kernel's name: now something happens elsewhere
+            number = len(here._tested)
+            here.passes(call(f"another {number}"), INPUTS, passes)
+            here.adopt({(f"another {number}", "shape"): "mlx"})
+            return str.__eq__(self, other)
+
+    assert here.passes(call(Name(WALK)), INPUTS, passes)
+    here.adopt({(Name(WALK), "shape"): "metal"})
+    (walk,) = (state for state in here.states() if state.name == WALK)
+    assert walk.tested and walk.races == {"shape": "metal"}
+
+
+def test_graphs_with_a_kernel_that_failed_are_out_of_date():
+    here = Dispatcher("auto", factory)
+    here.remembered(("shape",), lambda: "metal")
+    assert here.passes(call(WALK, side=0), INPUTS, passes) and here.version == 0
+
+    def fails() -> None:
+        raise KernelMismatch("off by 3")
+
+    assert not here.passes(call(WALK, side=1), INPUTS, fails)
+    assert here.version == 1 and here.remembered(("shape",), lambda: "mlx") == "mlx"

@@ -1,13 +1,14 @@
-"""When few_row_attention runs: by rows, sizes, wish, race, and what MLX has of its own. Nothing is run."""
+"""When few_row_attention runs: by rows, sizes, wish, race, and what MLX has of its own."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import pytest
 
+from dflash2_mlx.errors import SettingError
 from dflash2_mlx.kernels import _dispatch
 from dflash2_mlx.kernels._dispatch import dispatcher
-from dflash2_mlx.kernels.few_row_attention import fused_by_mlx, race_key, wanted
+from dflash2_mlx.kernels.few_row_attention import Sight, few_row_attention, fused_by_mlx, mask_of, race_key, wanted
 
 LARGE = {"heads": 24, "kv_heads": 4, "dim": 256}  # six query heads for each K/V head
 
@@ -83,3 +84,36 @@ def test_keys_of_races_tell_shapes_apart():
     }  # fmt: skip
     assert len(keys) == 9
     assert asked(key=True) == "24/4 heads of 256 bfloat16 rows 8 context beyond 2048"
+
+
+def test_exact_attention_never_falls_back(monkeypatch):
+    start = mx.array([20], dtype=mx.int32)
+    sight = Sight(mask_of(start, 0, 2, 40, causal=True, window=None, sink=0), start, 0, exact=True)
+    arrays = [mx.random.normal((1, 1, rows, 16)) for rows in (2, 40, 40)]
+    with pytest.raises(SettingError, match="expected 'fast': MLX has no Metal here"):
+        few_row_attention(*arrays, sight)
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: None, False))
+    monkeypatch.setenv("DFLASH2_KERNELS", "mlx")
+    dispatcher.cache_clear()
+    with pytest.raises(SettingError, match=r"few_row_attention does not run \(switched off by DFLASH2_KERNELS\)"):
+        few_row_attention(*arrays, sight)
+    with pytest.raises(SettingError, match=r"attention of mlx\.core\.float32 over mlx\.core\.float16"):
+        few_row_attention(arrays[0], *(array.astype(mx.float16) for array in arrays[1:]), sight)
+
+
+def test_what_puts_parts_together_is_tested_before_there_are_parts(metal, monkeypatch):
+    """In float32, one text serves buffers of one part and of several: the context may grow in the middle of a reply."""
+    make, eager = _dispatch.kernel_factory()
+
+    def factory(*, name, **options):
+        kernel = make(name=name, **options)
+        return (lambda **call: [y + 1 for y in kernel(**call)]) if name == "dflash2_few_row_merge" else kernel
+
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (factory, eager))
+    dispatcher.cache_clear()
+    start = mx.array([20], dtype=mx.int32)
+    sight = Sight(mask_of(start, 0, 2, 40, causal=True, window=None, sink=0), start, 0)
+    arrays = [mx.random.normal((1, 1, rows, 16)) for rows in (2, 40, 40)]
+    few_row_attention(*arrays, sight)
+    (note,) = dispatcher().notes()
+    assert note.startswith("kernel few_row_attention: runs as its MLX twin (few_row_attention: off by")

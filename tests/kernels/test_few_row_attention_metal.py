@@ -31,6 +31,7 @@ class Case:
     base: int = 0
     spare: int = 5  # rows of the buffer after the pass, with other numbers in them
     dtype: mx.Dtype = F32
+    fixed: bool = False
 
     @property
     def capacity(self) -> int:
@@ -54,7 +55,13 @@ class Case:
     def call(self) -> _target_calls.KernelCall:
         queries, keys, *_ = self.arrays()
         return _target_calls.few_row_attention(
-            queries.shape, keys.shape, self.dtype, window=self.window, sink=self.sink, causal=self.causal
+            queries.shape,
+            keys.shape,
+            self.dtype,
+            window=self.window,
+            sink=self.sink,
+            causal=self.causal,
+            fixed=self.fixed,
         )
 
     def positions(self) -> list[int]:
@@ -75,7 +82,11 @@ class Case:
 
 def run(on_metal, case: Case, **rules) -> mx.array:
     """Both kernels, as `few_row_attention` calls them."""
-    arrays = case.arrays()
+    return run_on(on_metal, case, case.arrays(), **rules)
+
+
+def run_on(on_metal, case: Case, arrays: list[mx.array], **rules) -> mx.array:
+    """The same on other arrays, of a call that `case` describes."""
     out, bounds = on_metal(case.call(), arrays, **rules)
     parts, queries = out.shape[0], arrays[0]
     if parts == 1:
@@ -177,6 +188,63 @@ def test_a_rows_numbers_depend_neither_on_the_pass_nor_on_spare_room(on_metal, c
     np.testing.assert_allclose(wide(merged.reshape(whole.shape)), whole, rtol=0, atol=1e-6)
 
 
+FIXED = [
+    Case(7, 2, 32, 300, fixed=True),
+    Case(3, 1, 32, 8300, fixed=True, spare=0),  # more than 32 parts
+    Case(7, 2, 32, 600, window=90, base=500, fixed=True),
+    Case(5, 1, 32, 515, window=40, base=470, kv_heads=2, fixed=True),
+]
+
+
+@pytest.mark.parametrize("case", FIXED, ids=lambda case: f"at{case.context}from{case.base}")
+def test_with_fixed_parts_a_row_depends_on_nothing_but_what_it_sees(on_metal, case):
+    """Neither on the rows beside it, nor on spare room, nor on where the buffer begins, nor on who fuses what."""
+    arrays = case.arrays()
+    whole = run_on(on_metal, case, arrays)
+    check(whole, case)
+    queries, keys, values, start, _ = arrays
+
+    def same(rows: int, skip: int, room: int, drop: int, **rules) -> None:
+        """Rows skip.. of the pass as a pass of their own, over buffers that begin and end elsewhere."""
+        moved = [mx.pad(array[:, :, drop:], [(0, 0), (0, 0), (0, room), (0, 0)]) for array in (keys, values)]
+        part = queries[:, :, skip : skip + rows]
+        call = _target_calls.few_row_attention(
+            part.shape, moved[0].shape, F32, window=case.window, sink=0, causal=True, fixed=True
+        )
+        base = mx.array([case.base + drop], dtype=mx.int32)
+        out, bounds = on_metal(call, [part, *moved, start + skip, base], **rules)
+        merge = _target_calls.few_row_merge(len(out), part.shape, F32)
+        (got,) = on_metal(merge, [a.reshape(len(out), -1, a.shape[-1]) for a in (out, bounds)], **rules)
+        np.testing.assert_array_equal(wide(got.reshape(part.shape)), wide(whole)[:, :, skip : skip + rows])
+
+    same(1, 0, 0, 0)
+    same(2, 1, 4000, 0, seed=5)  # so much room that parts would be larger
+    if case.window:
+        for drop in (1, 8):
+            same(case.rows - 2, 2, 40, drop)
+    same(case.rows, 0, 0, 0, fused=True)
+
+
+@pytest.mark.parametrize("parts", [2, 40])
+def test_parts_of_very_different_scores(on_metal, parts):
+    """The last part has the largest scores by far, the first one saw nothing."""
+    rng = np.random.default_rng(parts)
+    sums, totals = rng.normal(size=(parts, 3, 40)), rng.uniform(1, 2, size=(parts, 3))
+    most = rng.normal(size=(parts, 3))
+    most[-1], most[0], totals[0], sums[0] = 200, -np.inf, 0, 0
+    bounds = np.stack([most, totals], axis=-1)
+    arrays = [mx.array(array.astype(np.float32)) for array in (sums, bounds)]
+    (got,) = on_metal(_target_calls.few_row_merge(parts, (1, 1, 3, 40), F32), arrays)
+    np.testing.assert_allclose(wide(got), sums[-1] / totals[-1][:, None], rtol=1e-5)
+
+
+def test_a_compiler_has_no_choice_of_what_to_fuse(on_metal):
+    case = replace(FIXED[0], rows=16, share=4, context=1500)  # many sums, and maxima that grow on the way
+    plain, fused = (on_metal(case.call(), case.arrays(), fused=fused) for fused in (False, True))
+    for mine, other in zip(fused, plain, strict=True):
+        np.testing.assert_array_equal(wide(mine), wide(other))
+
+
 def test_with_fused_multiply_add(on_metal):
     check(run(on_metal, WINDOWS[4], fused=True), WINDOWS[4])
 
@@ -201,6 +269,18 @@ def test_impossible_shapes_are_refused():
     for queries, keys in (((1, 3, 2, 8), (1, 2, 4, 8)), ((1, 2, 2, 300), (1, 2, 4, 300)), ((1, 2, 2, 8), (1, 2, 0, 8))):
         with pytest.raises(ValueError, match="few_row_attention: got"):
             _target_calls.few_row_attention(queries, keys, F32, window=None, sink=0, causal=True)
+
+
+def test_fixed_parts_are_counted_from_position_0():
+    def parts(capacity: int, window: int | None = None) -> int:
+        shapes = (1, 1, 2, 8), (1, 1, capacity, 8)
+        call = _target_calls.few_row_attention(*shapes, F32, window=window, sink=0, causal=True, fixed=True)
+        return call.output_shapes[0][0]
+
+    assert [parts(n) for n in (1, 512, 513, 10**5)] == [2, 2, 3, 391]
+    assert [parts(n, window=9) for n in (1, 256, 257, 512)] == [2, 2, 3, 3]  # the first one may have begun before
+    with pytest.raises(ValueError, match="got a sink of 3 with parts at fixed positions"):
+        _target_calls.few_row_attention((1, 1, 2, 8), (1, 1, 9, 8), F32, window=4, sink=3, causal=True, fixed=True)
 
 
 def test_parts_are_few_and_grow_with_the_buffer():

@@ -75,6 +75,29 @@ def test_the_rule_decides_until_a_race_was_run(metal, m4, monkeypatch):
     assert picked(monkeypatch, x, matrix) == TILE
 
 
+def test_a_choice_is_remembered_for_its_own_product_alone(monkeypatch):
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: None, False))
+    dispatcher.cache_clear()
+    chosen = []
+    monkeypatch.setattr(qmm_rows, "_choose", lambda *what: (chosen.append(what), (STOCK, None))[1])
+    plain, half = packed(), packed(mx.bfloat16)
+    eight = random_product((1, K // 2, N), 32, 8, mx.float32)  # its words are as many
+    groups = random_product((1, K, N), 64, 4, mx.float32)
+    other = random_product((1, K, N + 1), 32, 4, mx.float32)
+    products = [
+        *[(rows(count), plain, {}) for count in (2, 5)],
+        (rows(5, dtype=mx.bfloat16), plain, {}),
+        *[(rows(5), matrix, {}) for matrix in (half, groups, other)],
+        (rows(5)[:, : K // 2], eight, {}),
+        *[(rows(5), plain._replace(offset=mx.zeros((N,), dtype=dtype)), {}) for dtype in (mx.float32, mx.bfloat16)],
+        (rows(5), plain, {"exact": True}),
+    ]
+    for expected in (len(products), len(products)):
+        for x, matrix, options in products:
+            multiply(x, matrix, **options)
+        assert len(chosen) == expected
+
+
 def test_a_kernel_that_is_off_leaves_the_others(msl_cache, metal, m4, monkeypatch):
     monkeypatch.setenv("DFLASH2_KERNELS", "auto,qmm_rows=mlx")
     dispatcher.cache_clear()
@@ -151,6 +174,15 @@ def test_other_storages_are_for_the_stock_product(metal, m4, monkeypatch):
     assert mx.array_equal(multiply(rows(5), other), stock_product(rows(5), other)).item()
     with pytest.raises(SettingError, match="exactness"):
         multiply(rows(5), odd, exact=True)
+
+
+@pytest.mark.parametrize("offset", [None, mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("scales", [mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_the_result_has_the_type_that_mlx_gives_it(dtype, scales, offset):
+    matrix = random_product((1, K, N), 32, 4, scales, None if offset is None else mx.zeros((N,), dtype=offset))
+    x = rows(2, dtype=dtype)
+    assert matrix.product(x).dtype == stock_product(x, matrix).dtype
 
 
 def test_inside_a_compiled_graph(metal, m4, monkeypatch):

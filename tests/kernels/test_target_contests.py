@@ -52,6 +52,15 @@ def test_a_sliding_layer_and_a_short_model_have_short_contexts():
     ]
 
 
+def test_a_target_in_exact_mode_has_no_choice(monkeypatch):
+    target = make_tiny_target("qwen3_5")
+    monkeypatch.setattr(target, "exact", True)
+    assert contests(target, None, [3]) == []
+    assert {contest.key.split(" rows")[0] for contest in contests(target, make_tiny_drafter(), [3])} == {
+        "4/2 heads of 16 float32 window 8"
+    }
+
+
 def test_contenders_do_the_same_work_and_are_checked(metal):
     found = contests(make_tiny_target("qwen3_5"), None, [3])
     assert len(found) == 3

@@ -5,9 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.tuner.lora import LoRALinear
 
+from dflash2_mlx.errors import SettingError
 from dflash2_mlx.kernels._dispatch import dispatcher
-from dflash2_mlx.targets import adapter
+from dflash2_mlx.targets import adapter, gated_delta
 from dflash2_mlx.targets.registry import make_target
 from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401
 from tests.runs import target_config
@@ -86,17 +88,56 @@ def test_layers_of_another_class_stay_mlx_lms(metal: None) -> None:  # noqa: F81
     layer.__class__ = Other
     assert adapter.attention_shape(layer) is None
     layer.__class__ = Other.__bases__[0]
+    own = layer.self_attn.k_proj
+    layer.self_attn.k_proj = LoRALinear.from_base(own)
+    assert adapter.attention_shape(layer) is None
+    layer.self_attn.k_proj = own
+    assert adapter.attention_shape(layer) is not None
     layer.self_attn.scale *= 2
     assert adapter.attention_shape(layer) is None
 
 
-def test_in_exact_mode_attention_and_recurrence_stay_mlx_lms(metal: None) -> None:  # noqa: F811
+def test_in_exact_mode_few_rows_are_the_kernels_always(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("DFLASH2_KERNELS", "auto")
+    dispatcher.cache_clear()
     config = target_config("qwen3_5")
     target = make_target(make_mlx_model(config, bits=4), config, exact=True)
     assert target.exact and not make_tiny_target("qwen3_5").exact
-    state = target.new_state()
-    for _ in range(2):
-        target.forward(BLOCK, state)
-        target.commit(state, mx.array([3]))
-    tested = {state.name for state in dispatcher().states() if state.tested}
-    assert "qmm_rows" in tested and not tested & {"few_row_attention", "gated_delta_verify"}
+    state, many = target.new_state(), mx.concatenate([PROMPT, PROMPT], axis=1)
+    tested = {variant for variant in dispatcher()._tested if variant[0] == "few_row_attention"}
+    by_kernel = []
+    layer, step = adapter.run_attention_layer, gated_delta.gated_delta_verify
+    monkeypatch.setattr(adapter, "run_attention_layer", lambda *a: by_kernel.append("attention") or layer(*a))
+    monkeypatch.setattr(gated_delta, "gated_delta_verify", lambda *a, **k: by_kernel.append("state") or step(*a, **k))
+    for ids, keep, expected in (
+        (many, 36, set()),  # more rows than exactness covers
+        (BLOCK, mx.array([3]), {"attention", "state"}),
+        (BLOCK[:, :1], 1, {"attention", "state"}),
+        (many[:, :32], 32, {"attention", "state"}),
+        (many, 36, {"state"}),  # applies the rows before, in the way that a pass of few rows would have done
+    ):
+        by_kernel.clear()
+        target.forward(ids, state)
+        target.commit(state, keep)
+        assert set(by_kernel) == expected, f"{ids.shape[1]} rows"
+    # Every width was tested while loading.
+    assert {variant for variant in dispatcher()._tested if variant[0] == "few_row_attention"} == tested != set()
+
+
+@pytest.mark.parametrize("name", ["few_row_attention", "gated_delta_verify"])
+def test_exactness_needs_every_kernel_of_a_pass(name: str, metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("DFLASH2_KERNELS", f"auto,{name}=mlx")
+    dispatcher.cache_clear()
+    config = target_config("qwen3_5")
+    with pytest.raises(SettingError) as caught:
+        target = make_target(make_mlx_model(config, bits=4), config, exact=True)
+        target.forward(BLOCK[:, :1], target.new_state())
+    reason = f"kernel {name} does not run (switched off by DFLASH2_KERNELS)"
+    assert str(caught.value) == f"exactness: got 'exact', expected 'fast': {reason}"
+
+
+def test_exactness_needs_attention_that_we_know(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setattr(adapter, "attention_shape", lambda _: None)
+    config = target_config("qwen3_5")
+    with pytest.raises(SettingError, match="expected 'fast': full attention layers that our kernel does not know"):
+        make_target(make_mlx_model(config, bits=4), config, exact=True)

@@ -72,7 +72,7 @@ TargetDtype = _model(
     "--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes), default="auto" + CONFIGURED
 )
 Exactness = _model(
-    "--exactness", "|".join(_exactness), "exact: linear layers compute a row alone and in a block alike, on Metal",
+    "--exactness", "|".join(_exactness), "exact: a row is computed alike alone and in a block, on Metal",
     one_of(*_exactness), default="fast" + CONFIGURED,
 )  # fmt: skip
 BasePath = _model(

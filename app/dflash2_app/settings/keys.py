@@ -109,7 +109,7 @@ EXTRAS = [
     Key("target_dtype", "Target dtype", MANAGEMENT, word("auto", "bfloat16", "float32"), "auto",
         "float32 dequantizes on load", "load", extra=True),
     Key("exactness", "Exactness", MANAGEMENT, word("fast", "exact"), "fast",
-        "exact: linear layers of a quantized target compute a row alone and in a block alike; needs Metal", "load",
+        "exact: a quantized target computes a row alike alone and in a block; needs Metal", "load",
         extra=True),
     Key("tune", "Tune in the background", MANAGEMENT, boolean(), True,
         "After the first load, once nobody asks for anything: race our kernels against MLX's and time passes, for "

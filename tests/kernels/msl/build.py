@@ -63,6 +63,9 @@ class Builder:
 
     def build(self, source: str) -> Path:
         """The program of one kernel."""
+        return _built(self, source)
+
+    def _build(self, source: str) -> Path:
         # The engine goes without -fsanitize: its own memory is not under test.
         engine_flags = ["-c", "-O2", *ENGINE_MACROS[self.sanitizer]]
         engine = self._compile((SHIM / "engine.cpp").read_text(), ".o", engine_flags)
@@ -73,8 +76,7 @@ class Builder:
         return self._compile(source, "", flags, [str(engine)])
 
     def _compile(self, source: str, ending: str, flags: list[str], objects: list[str] | None = None) -> Path:
-        headers = "".join(path.read_text() for path in sorted(SHIM.rglob("*")) if path.is_file())
-        key = hashlib.sha256(repr((source, headers, flags)).encode()).hexdigest()[:24]
+        key = hashlib.sha256(repr((source, _headers(), flags)).encode()).hexdigest()[:24]
         out = self.cache / (key + ending)
         if out.exists():
             return out
@@ -88,3 +90,14 @@ class Builder:
             raise KernelError(run.stderr)
         Path(f"{own}.out").replace(out)
         return out
+
+
+@cache
+def _built(builder: Builder, source: str) -> Path:
+    """Whole replies run a few texts thousands of times: files are looked at once for each."""
+    return builder._build(source)
+
+
+@cache
+def _headers() -> str:
+    return "".join(path.read_text() for path in sorted(SHIM.rglob("*")) if path.is_file())

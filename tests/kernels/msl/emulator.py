@@ -10,7 +10,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,21 @@ class Kernel:
     source: str
     input_names: list[str]
     output_names: list[str]
+    _programs: dict[tuple[Any, ...], tuple[list[str], Path]] = field(default_factory=dict)
 
     def generated(self, inputs: Sequence[mx.array], **call: Any) -> Generated:
         """The text that MLX would compile for this call."""
         return generate(self.real, self.name, self.source, inputs, **call)
+
+    def _program(self, inputs: Sequence[mx.array], **call: Any) -> tuple[list[str], Path]:
+        """Names of the buffers that the text takes, and what runs it; made once for all that the text depends on."""
+        fixed = [call[name] for name in ("template", "output_dtypes", "init_value")]
+        key = (repr(fixed), tuple((array.dtype, array.ndim == 0, array.size < 8) for array in inputs))
+        if key not in self._programs:
+            generated = self.generated(inputs, **call)
+            names = [parameter.name for parameter in generated.parameters if parameter.space]
+            self._programs[key] = names, self.emulator.builder.build(generated.cpp())
+        return self._programs[key]
 
     def __call__(
         self,
@@ -94,14 +105,13 @@ class Kernel:
     ) -> list[mx.array]:
         shapes = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
         launch = {"grid": grid, "threadgroup": threadgroup, "template": template, "init_value": init_value}
-        generated = self.generated(inputs, **shapes, **launch)
-        binary = self.emulator.builder.build(generated.cpp())
+        used_names, binary = self._program(inputs, **shapes, **launch)
         buffers = {}
         for name, array in zip(self.input_names, inputs, strict=True):
             buffers |= _input_buffers(name, array)
         for name, shape, dtype in zip(self.output_names, output_shapes, output_dtypes, strict=True):
             buffers[name] = _output_buffer(shape, dtype, init_value)
-        used = [buffers[parameter.name] for parameter in generated.parameters if parameter.space]
+        used = [buffers[name] for name in used_names]
         outputs = [buffers[name] for name in self.output_names]
         layout = FIXED_LAYOUT if self.emulator.builder.sanitizer == "thread" else []
         _run_program([*layout, str(binary)], used, outputs, (*grid, *threadgroup, self.emulator.seed))
