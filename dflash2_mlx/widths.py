@@ -10,6 +10,7 @@ Reference: DFlash 2 specification 6.
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import Protocol
 
 from .costs import PassCosts, expected_tokens
@@ -41,78 +42,78 @@ class Fixed:
 class Acceptance:
     """Share of drafts accepted at each position, as rounds have shown it.
 
-    A long memory gives steady numbers; a short one beside it notices when the text has changed, and then takes its
-    place. Where little was seen the position before stands in: an estimate of a position that was not drafted for a
-    while drifts back to its neighbour's, so that wider rounds are tried again.
+    Two memories count. The long one (a hundred rounds) is steady, the short one (ten) follows when the text changes;
+    what they say is mixed by how likely each held the rounds just seen. That likelihood ratio is the whole test for a
+    change: no threshold to choose, few rounds suffice where the two disagree much, and at ordinary acceptance it does
+    not take bad luck for a change, because bad luck makes the short memory foretell worse. It loses little to the
+    better memory of any text, and where acceptance comes in streaks the short one wins for good.
+
+    Where little was seen the position before stands in: an estimate of a position that was not drafted for a while
+    drifts back to its neighbour's, so that wider rounds are tried again without a bonus for the unknown.
 
     Args:
         positions: drafted positions of the widest round.
+        first: share of the first position before anything was seen.
     """
 
-    FIRST = 0.7  # share of the first position before anything was seen
-    WEIGHT = 1.0  # rounds that what stands in counts for
-    LONG, SHORT = 0.97, 0.9  # kept per round: about 33 and 10 rounds are remembered
-    CHANGED = 2.5  # standard deviations between the two that mean another kind of text
+    WEIGHT = 0.5  # rounds that what stands in counts for: two or three rounds outweigh it
+    KEPT = (0.99, 0.9)  # of each memory per round: about 100 and 10 rounds are remembered
+    TRUST = 0.98  # kept per round of how well a memory foretold: which one is better may change, too
 
-    def __init__(self, positions: int):
-        self._positions = positions
-        self.forget()
-
-    def forget(self) -> None:
-        """Start again from what stands in."""
-        self._long, self._short = _Counts(self._positions, self.LONG), _Counts(self._positions, self.SHORT)
+    def __init__(self, positions: int, first: float):
+        self._memories = [_Memory(positions, first, kept, self.WEIGHT) for kept in self.KEPT]
+        self._merits = [0.0] * len(self._memories)  # logarithms
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Count a round that drafted and accepted so many."""
-        self._long.add(drafted, accepted)
-        self._short.add(drafted, accepted)
-        if self._has_changed():
-            self._long.tried, self._long.kept = list(self._short.tried), list(self._short.kept)
+        for which, memory in enumerate(self._memories):
+            self._merits[which] = self.TRUST * self._merits[which] + memory.foretold(drafted, accepted)
+            memory.count(drafted, accepted)
 
-    def shares(self, hope: float = 0.0) -> list[float]:
-        """Estimated share of rounds that accept each position, of those that accepted all before it.
-
-        Args:
-            hope: standard deviations that the estimates are raised by: what the shares may well be.
-        """
-        shares, before = [], self.FIRST
-        for tried, kept in zip(self._long.tried, self._long.kept, strict=True):
-            before = (kept + self.WEIGHT * before) / (tried + self.WEIGHT)
-            doubt = hope * math.sqrt(before * (1.0 - before) / (tried + self.WEIGHT))
-            shares.append(min(1.0, before + doubt))
-        return shares
-
-    def _has_changed(self) -> bool:
-        """Whether what was seen lately would be a rare accident under the long memory."""
-        gap = spread = 0.0
-        for share, tried, kept in zip(self.shares(), self._short.tried, self._short.kept, strict=True):
-            share = min(max(share, 0.02), 0.98)
-            gap += kept - tried * share
-            spread += tried * share * (1.0 - share)
-        return gap * gap > self.CHANGED**2 * spread
+    def shares(self) -> list[float]:
+        """Estimated share of rounds that accept each position, of those that accepted all before it."""
+        best = max(self._merits)
+        weights = [math.exp(merit - best) for merit in self._merits]
+        said = [memory.shares for memory in self._memories]
+        return [sum(map(mul, weights, of_position)) / sum(weights) for of_position in zip(*said, strict=True)]
 
 
-class _Counts:
+class _Memory:
     """Rounds that drafted and reached each position, and those that accepted it; both fade."""
 
-    def __init__(self, positions: int, fade: float):
-        self._fade = fade
-        self.tried = [0.0] * positions
-        self.kept = [0.0] * positions
+    SURE = 0.999  # nothing is held for more certain: one surprise must not decide alone
 
-    def add(self, drafted: int, accepted: int) -> None:
-        for position in range(len(self.tried)):
+    def __init__(self, positions: int, first: float, kept: float, weight: float):
+        self._first, self._kept, self._weight = first, kept, weight
+        self._reached = [0.0] * positions
+        self._accepted = [0.0] * positions
+        self.shares = [first] * positions
+
+    def foretold(self, drafted: int, accepted: int) -> float:
+        """Logarithm of the chance that this memory gave what the round did."""
+        chances = [*self.shares[:accepted], *(1.0 - share for share in self.shares[accepted:drafted][:1])]
+        return sum(math.log(max(chance, 1.0 - self.SURE)) for chance in chances)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        share, weight = self._first, self._weight
+        for position in range(len(self.shares)):
             reached = position < drafted and position <= accepted
-            self.tried[position] = self._fade * self.tried[position] + reached
-            self.kept[position] = self._fade * self.kept[position] + (reached and position < accepted)
+            self._reached[position] = self._kept * self._reached[position] + reached
+            self._accepted[position] = self._kept * self._accepted[position] + (reached and position < accepted)
+            # What stands in is the estimate of the position before.
+            share = (self._accepted[position] + weight * share) / (self._reached[position] + weight)
+            self.shares[position] = share
 
 
 class Adaptive:
     """The width with the most expected tokens per second, from the costs of passes and the acceptance seen so far.
 
-    Where no width beats plain decoding, it rests at width 1 and tries a few rounds now and then, less and less often:
-    a drafter that never helps costs a few rounds in hundreds. It rests only when drafting would not even pay if luck
-    had been bad lately, so that a small gain is not given up for noise.
+    Where no width beats plain decoding it rests at width 1 and drafts again after a while. How long is a matter of
+    what drafting cost since the rest before, in plain passes: twice as long after each failure, until that loss is
+    `PRICE` of the rest that follows. So in the long run a drafter that never helps costs no more than `PRICE`, whatever
+    a pass costs here, and where trying is cheap it is tried often. Where drafting had won, the rest is short.
+
+    Widths change only for a clear gain, as each width is a graph of its own and on Metal often other kernels.
 
     Args:
         costs: seconds per pass, measured on this machine or computed for it.
@@ -120,23 +121,21 @@ class Adaptive:
         depth: positions before the first round; passes get dearer as the text grows.
     """
 
-    BETTER = 1.01  # a change must promise this much, or noise would keep the width moving
-    STAY = 3  # rounds between two changes: the first of them is read one round late
-    TRIAL = 3  # rounds of a trial, at least
-    SELDOM = 4  # times longer rests where drafting pays only for text that is easier than usual
-    FIRST_REST, LONGEST_REST = 16, 256  # rounds at width 1 before the next trial
-    HOPE = 0.35  # standard deviations that estimates are raised by, so that what is unknown gets tried
+    FIRST, AGAIN = 0.8, 0.6  # share of the first position to begin with: of a reply, and after a rest
+    BETTER = 1.03  # what a change of width must promise at least
+    STAY = 3  # rounds between two changes, and of a trial at least: the first of them is read one round late
+    SHORTEST = 8  # rounds of the shortest rest
+    PRICE = 0.01  # of plain decoding's time that trials may cost
     DEEPER = 64  # positions after which costs are computed anew
 
     def __init__(self, costs: PassCosts, most: int, *, depth: int = 0):
         self._costs, self._most, self._depth = costs, most, depth
-        self._seen = Acceptance(most - 1)
+        self._seen = Acceptance(most - 1, self.FIRST)
         self._reckon()
-        self._rest = self.FIRST_REST // 2
-        self._won = self._spent = 0.0  # since the last rest, by drafting: tokens, and plain passes that it cost
+        self._won = 0.0  # plain passes that drafting saved since the last rest
+        self._rests = 0  # in a row, with no drafting between them that paid
         self._width = self._best(self._seen.shares())
-        self._pays_at_first = self._width > 1  # where not, only text that is easier than usual makes drafting pay
-        self._left = self._rest if self._width == 1 else self.STAY  # rounds before the width may change
+        self._left = self.SHORTEST if self._width == 1 else self.STAY  # rounds before the width may change
 
     def width(self) -> int:
         if self._depth >= self._reckoned + self.DEEPER:
@@ -152,8 +151,7 @@ class Adaptive:
         self._depth += num_accepted + 1
         if width > 1:
             self._seen.learn(width - 1, num_accepted)
-            self._won += num_accepted + 1
-            self._spent += self._cost[width]
+            self._won += num_accepted + 1 - self._cost[width]
 
     def _reckon(self) -> None:
         """Costs of rounds here, in plain passes; a draft's own pass and its verify belong together."""
@@ -176,29 +174,25 @@ class Adaptive:
         if self._width == 1:
             self._try()
             return
-        shares = self._seen.shares(self.HOPE)
-        best = self._best(shares)
+        shares = self._seen.shares()
+        best, now = self._best(shares), self._width
         if best == 1:
             self._park()
-        elif self._width not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(
-            self._width, shares
-        ):
+        elif now not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(now, shares):
             self._width, self._left = best, self.STAY
 
     def _park(self) -> None:
-        """Rest: shortly where drafting has just paid, else longer than before."""
-        first = self.FIRST_REST * (1 if self._pays_at_first else self.SELDOM)
-        longer = min(max(2 * self._rest, first), self.LONGEST_REST)
-        self._rest = self.FIRST_REST if self._won > self._spent else longer
-        self._width, self._left, self._won, self._spent = 1, self._rest, 0.0, 0.0
+        """Rest until what was lost is a small part of it; after few failures shorter."""
+        if self._won >= 0.0:
+            self._rests = 0
+        doubled = self.SHORTEST * 2**self._rests
+        self._left = max(self.SHORTEST, min(doubled, math.ceil(-self._won / self.PRICE)))
+        self._width, self._won, self._rests = 1, 0.0, self._rests + 1
 
     def _try(self) -> None:
         """After a rest: the narrowest width that pays if things go fairly well; it widens by itself if they do."""
-        self._seen.forget()
+        self._seen = Acceptance(self._most - 1, self.AGAIN)
         shares = self._seen.shares()
         paying = [width for width in self._usable if self._gain(width, shares) > 1.0]
-        self._width = paying[0] if paying else self._best_drafting(shares)
-        self._left = self.TRIAL
-
-    def _best_drafting(self, shares: list[float]) -> int:
-        return max(self._usable, key=lambda width: self._gain(width, shares))
+        self._width = paying[0] if paying else max(self._usable, key=lambda width: self._gain(width, shares))
+        self._left = self.STAY
