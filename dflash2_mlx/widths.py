@@ -56,9 +56,9 @@ class Acceptance:
         first: share of the first position before anything was seen.
     """
 
-    WEIGHT = 0.5  # rounds that what stands in counts for: two or three rounds outweigh it
+    WEIGHT = 0.75  # rounds that what stands in counts for: two or three rounds outweigh it
     KEPT = (0.99, 0.9)  # of each memory per round: about 100 and 10 rounds are remembered
-    TRUST = 0.98  # kept per round of how well a memory foretold: which one is better may change, too
+    TRUST = 0.99  # kept per round of how well a memory foretold: which one is better may change, too
 
     def __init__(self, positions: int, first: float):
         self._memories = [_Memory(positions, first, kept, self.WEIGHT) for kept in self.KEPT]
@@ -121,9 +121,9 @@ class Adaptive:
         depth: positions before the first round; passes get dearer as the text grows.
     """
 
-    FIRST, AGAIN = 0.8, 0.6  # share of the first position to begin with: of a reply, and after a rest
-    BETTER = 1.03  # what a change of width must promise at least
-    STAY = 3  # rounds between two changes, and of a trial at least: the first of them is read one round late
+    FIRST, AGAIN = 0.8, 0.5  # acceptance to begin with: of a reply, and, at least, after a rest
+    BETTER = 1.015  # what a change of width must promise at least
+    STAY = 2  # rounds between two changes, and of a trial at least: the first of them is read one round late
     SHORTEST = 8  # rounds of the shortest rest
     PRICE = 0.01  # of plain decoding's time that trials may cost
     DEEPER = 64  # positions after which costs are computed anew
@@ -190,9 +190,12 @@ class Adaptive:
         self._width, self._won, self._rests = 1, 0.0, self._rests + 1
 
     def _try(self) -> None:
-        """After a rest: the narrowest width that pays if things go fairly well; it widens by itself if they do."""
-        self._seen = Acceptance(self._most - 1, self.AGAIN)
-        shares = self._seen.shares()
-        paying = [width for width in self._usable if self._gain(width, shares) > 1.0]
-        self._width = paying[0] if paying else max(self._usable, key=lambda width: self._gain(width, shares))
+        """After a rest: the cheapest round there is, which widens by itself if its drafts are accepted."""
+        self._seen = Acceptance(self._most - 1, self._doubtful())
+        self._width = min(self._usable, key=lambda width: (self._cost[width], -width))
         self._left = self.STAY
+
+    def _doubtful(self) -> float:
+        """An acceptance at which drafting just pays: one accepted draft argues for going on, one refused against."""
+        levels = [step / 20 for step in range(round(20 * self.AGAIN), 20)]
+        return next((level for level in levels if self._best([level]) > 1), levels[-1])
