@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--prompts", type=Path, help="a file of prompts; the embedded ones if not given")
-    parser.add_argument("--sampling", action="append", metavar="T[:TOP_P]", help="may be repeated; 0 and 1 if not given")
+    parser.add_argument("--sampling", action="append", metavar="T[:TOP_P]", help="may be repeated; else 0 and 1")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="replies per prompt where they are sampled")
     parser.add_argument("--chances", type=Path, help="also write what the selector gave each draft, in percent")
     options = parser.parse_args(arguments)

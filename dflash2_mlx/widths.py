@@ -10,6 +10,7 @@ Reference: DFlash 2 specification 6.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import mul
 from typing import Protocol
 
@@ -42,7 +43,7 @@ class Fixed:
 class Acceptance:
     """Share of drafts accepted at each position, as rounds have shown it.
 
-    Two memories count. The long one (a hundred rounds) is steady, the short one (ten) follows when the text changes;
+    Two memories count. The long one (a hundred rounds) is steady, the short one (seven) follows a change of text;
     what they say is mixed by how likely each held the rounds just seen. That likelihood ratio is the whole test for a
     change: no threshold to choose, few rounds suffice where the two disagree much, and at ordinary acceptance it does
     not take bad luck for a change, because bad luck makes the short memory foretell worse. It loses little to the
@@ -57,8 +58,8 @@ class Acceptance:
     """
 
     WEIGHT = 0.75  # rounds that what stands in counts for: two or three rounds outweigh it
-    KEPT = (0.99, 0.9)  # of each memory per round: about 100 and 10 rounds are remembered
-    TRUST = 0.99  # kept per round of how well a memory foretold: which one is better may change, too
+    KEPT = (0.99, 0.85)  # of each memory per round: about 100 and 7 rounds are remembered
+    TRUST = 0.97  # kept per round of how well a memory foretold: which one is better may change, too
 
     def __init__(self, positions: int, first: float):
         self._memories = [_Memory(positions, first, kept, self.WEIGHT) for kept in self.KEPT]
@@ -108,12 +109,17 @@ class _Memory:
 class Adaptive:
     """The width with the most expected tokens per second, from the costs of passes and the acceptance seen so far.
 
-    Where no width beats plain decoding it rests at width 1 and drafts again after a while. How long is a matter of
-    what drafting cost since the rest before, in plain passes: twice as long after each failure, until that loss is
-    `PRICE` of the rest that follows. So in the long run a drafter that never helps costs no more than `PRICE`, whatever
-    a pass costs here, and where trying is cheap it is tried often. Where drafting had won, the rest is short.
+    Where no width is expected to beat plain decoding it rests at width 1. Three rules bound what that may lose:
 
-    Widths change only for a clear gain, as each width is a graph of its own and on Metal often other kernels.
+    - A rest hides that the text has become easy again, while drafting through a hard stretch often costs little. So
+      what drafting has saved pays for going on, at most `PURSE` plain passes of it; where it has saved nothing, as
+      with a hopeless drafter, the rest begins as soon as the estimate says so.
+    - A rest is twice as long after each failure, until what was lost before it is `PRICE` of it. So in the long run
+      a drafter that never helps costs `PRICE`, whatever a pass costs here, and where trying is cheap it is tried often.
+    - What ends a rest is the cheapest round there is, begun in doubt whether drafting pays: a refused draft ends the
+      trial, accepted ones widen it.
+
+    Widths change only for a gain, as each is a graph of its own and on Metal often other kernels.
 
     Args:
         costs: seconds per pass, measured on this machine or computed for it.
@@ -124,17 +130,18 @@ class Adaptive:
     FIRST, AGAIN = 0.8, 0.5  # acceptance to begin with: of a reply, and, at least, after a rest
     BETTER = 1.015  # what a change of width must promise at least
     STAY = 2  # rounds between two changes, and of a trial at least: the first of them is read one round late
+    PURSE = 10.0  # plain passes
     SHORTEST = 8  # rounds of the shortest rest
-    PRICE = 0.01  # of plain decoding's time that trials may cost
+    PRICE = 0.015  # of plain decoding's time
     DEEPER = 64  # positions after which costs are computed anew
 
     def __init__(self, costs: PassCosts, most: int, *, depth: int = 0):
         self._costs, self._most, self._depth = costs, most, depth
         self._seen = Acceptance(most - 1, self.FIRST)
         self._reckon()
-        self._won = 0.0  # plain passes that drafting saved since the last rest
+        self._won = self._purse = 0.0  # plain passes that drafting saved since the last rest; those it may still lose
         self._rests = 0  # in a row, with no drafting between them that paid
-        self._width = self._best(self._seen.shares())
+        self._width = self._best((1, *self._usable), self._seen.shares())
         self._left = self.SHORTEST if self._width == 1 else self.STAY  # rounds before the width may change
 
     def width(self) -> int:
@@ -151,7 +158,9 @@ class Adaptive:
         self._depth += num_accepted + 1
         if width > 1:
             self._seen.learn(width - 1, num_accepted)
-            self._won += num_accepted + 1 - self._cost[width]
+            saved = num_accepted + 1 - self._cost[width]
+            self._won += saved
+            self._purse = min(self.PURSE, self._purse + saved)
 
     def _reckon(self) -> None:
         """Costs of rounds here, in plain passes; a draft's own pass and its verify belong together."""
@@ -163,20 +172,20 @@ class Adaptive:
         # Accepting everything, a width brings as many tokens as it has rows: what costs more can never pay.
         self._usable = [w for w in widths if w > self._cost[w]]
 
-    def _gain(self, width: int, shares: list[float]) -> float:
+    def _gain(self, width: int, shares: Sequence[float]) -> float:
         """Tokens per second over those of plain decoding."""
         return expected_tokens(shares, width) / self._cost[width]
 
-    def _best(self, shares: list[float]) -> int:
-        return max((1, *self._usable), key=lambda width: (self._gain(width, shares), -width))
+    def _best(self, widths: Sequence[int], shares: Sequence[float]) -> int:
+        return max(widths, key=lambda width: (self._gain(width, shares), -width))
 
     def _change(self) -> None:
         if self._width == 1:
             self._try()
             return
-        shares = self._seen.shares()
-        best, now = self._best(shares), self._width
-        if best == 1:
+        shares, now = self._seen.shares(), self._width
+        best = self._best(self._usable, shares)
+        if self._gain(best, shares) <= 1.0 and self._purse <= 0.0:
             self._park()
         elif now not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(now, shares):
             self._width, self._left = best, self.STAY
@@ -187,15 +196,17 @@ class Adaptive:
             self._rests = 0
         doubled = self.SHORTEST * 2**self._rests
         self._left = max(self.SHORTEST, min(doubled, math.ceil(-self._won / self.PRICE)))
-        self._width, self._won, self._rests = 1, 0.0, self._rests + 1
+        self._width, self._rests = 1, self._rests + 1
+        self._won = self._purse = 0.0
 
     def _try(self) -> None:
-        """After a rest: the cheapest round there is, which widens by itself if its drafts are accepted."""
+        """After a rest: the cheapest round, of equals the widest."""
         self._seen = Acceptance(self._most - 1, self._doubtful())
         self._width = min(self._usable, key=lambda width: (self._cost[width], -width))
         self._left = self.STAY
 
     def _doubtful(self) -> float:
-        """An acceptance at which drafting just pays: one accepted draft argues for going on, one refused against."""
+        """An acceptance at which drafting just pays."""
         levels = [step / 20 for step in range(round(20 * self.AGAIN), 20)]
-        return next((level for level in levels if self._best([level]) > 1), levels[-1])
+        pays = (level for level in levels if any(self._gain(width, [level]) > 1.0 for width in self._usable))
+        return next(pays, levels[-1])
