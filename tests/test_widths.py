@@ -169,7 +169,7 @@ def test_a_change_is_noticed_within_a_few_rounds_and_luck_is_not_one(before, aft
             seen.learn(1, int(draw.random() < after))
             noticed[-1] += 1
     assert sorted(noticed)[len(noticed) // 2] <= rounds, "half the way, in most texts"
-    assert sorted(strayed)[len(strayed) * 9 // 10] < 0.1, "9 of 10 estimates of a steady text"
+    assert sorted(strayed)[len(strayed) * 9 // 10] < 0.13, "the short memory alone would stray by 0.2"
 
 
 def test_eight_refusals_in_a_row_are_believed():

@@ -32,7 +32,7 @@ from tests.test_memory_estimate import QWEN_27B
 _DATA = Path(__file__).parent / "data"
 BLOCK = 8
 LUCK = 20
-LENGTH = 4000  # tokens of a trace: shorter ones have a best fixed width by luck
+LENGTH = 6000  # tokens of a trace: shorter ones have a best fixed width by luck
 CHIPS = {
     "M1 Pro": ("applegpu_g13s", "Apple M1 Pro"),
     "M3 Max": ("applegpu_g15s", "Apple M3 Max"),
