@@ -116,8 +116,8 @@ class Adaptive:
       with a hopeless drafter, the rest begins as soon as the estimate says so.
     - A rest is twice as long after each failure, until what was lost before it is `PRICE` of it. So in the long run
       a drafter that never helps costs `PRICE`, whatever a pass costs here, and where trying is cheap it is tried often.
-    - What ends a rest is the cheapest round there is, begun in doubt whether drafting pays: a refused draft ends the
-      trial, accepted ones widen it.
+    - What ends a rest is the cheapest round there is, and nothing that was seen before it counts any more: refused
+      drafts end the trial, accepted ones widen it.
 
     Widths change only for a gain, as each is a graph of its own and on Metal often other kernels.
 
@@ -127,7 +127,7 @@ class Adaptive:
         depth: positions before the first round; passes get dearer as the text grows.
     """
 
-    FIRST, AGAIN = 0.8, 0.5  # acceptance to begin with: of a reply, and, at least, after a rest
+    FIRST, AGAIN = 0.8, 0.5  # acceptance to begin with: of a reply, and after a rest
     BETTER = 1.015  # what a change of width must promise at least
     STAY = 2  # rounds between two changes, and of a trial at least: the first of them is read one round late
     PURSE = 10.0  # plain passes
@@ -201,12 +201,6 @@ class Adaptive:
 
     def _try(self) -> None:
         """After a rest: the cheapest round, of equals the widest."""
-        self._seen = Acceptance(self._most - 1, self._doubtful())
+        self._seen = Acceptance(self._most - 1, self.AGAIN)
         self._width = min(self._usable, key=lambda width: (self._cost[width], -width))
         self._left = self.STAY
-
-    def _doubtful(self) -> float:
-        """An acceptance at which drafting just pays."""
-        levels = [step / 20 for step in range(round(20 * self.AGAIN), 20)]
-        pays = (level for level in levels if any(self._gain(width, [level]) > 1.0 for width in self._usable))
-        return next(pays, levels[-1])

@@ -14,7 +14,7 @@ import pytest
 
 from dflash2_mlx.costs import PassCosts, expected_tokens
 from dflash2_mlx.widths import Acceptance, Adaptive, Fixed
-from tests.width_traces import BLOCK, change, level, made_up, simulate
+from tests.width_traces import BLOCK, change, cost_tables, level, made_up, simulate
 
 Shares = Sequence[float]
 
@@ -89,6 +89,22 @@ def test_trials_get_rarer_while_they_fail_and_one_that_pays_ends_the_rest():
     assert drafted[0] > 2 * drafted[-1] and sum(drafted[1:]) < 50
     good = run.widths[600:]
     assert good.index(8) < 100 and good[-400:].count(1) == 0
+    run = simulate(Adaptive(given, BLOCK), given, lambda n: SHARES["good" if 600 <= n < 800 else "never"], 1000)
+    first, again = (
+        [len(list(group)) for width, group in itertools.groupby(part) if width == 1]
+        for part in (run.widths[:600], run.widths[800:])
+    )
+    assert first[:2] == again[:2] and max(first) > 2 * first[0], "drafting had paid in between: short rests again"
+
+
+def test_the_cheapest_round_ends_a_rest_and_wide_ones_follow_where_only_they_pay():
+    given = COSTS["tile of 4"]
+    widths = simulate(Adaptive(given, BLOCK), given, lambda _: SHARES["never"], 300).widths
+    assert {now for before, now in itertools.pairwise(widths) if before == 1} == {1, 2}
+    # A chip that multiplies rows one by one up to five, and six to eight at once: only wide rounds pay.
+    chip = cost_tables()["M1 Pro stock"]
+    widths = simulate(Adaptive(chip, BLOCK), chip, lambda number: level(0.0 if number < 100 else 0.96), 500).widths
+    assert widths[-200:].count(1) == 0 and sum(widths[-200:]) > 6.5 * 200
 
 
 def test_what_was_saved_pays_for_hard_stretches_but_not_for_long():
