@@ -1,7 +1,7 @@
 """What passes should cost on a chip by arithmetic: the table to start from before anything was measured.
 
 Owns: a roofline for few-row passes. A linear layer takes the longer of two times: reading its weights, or decoding
-and multiplying them, which MLX's few-row kernels do for tiles of rows. What surrounds the linear layers is a constant
+and multiplying them, by the rules of `kernels.qmm_forms`. What surrounds the linear layers is a constant
 per layer. Everything here is a prediction, checked against published measurements of M3 Max and M4 Pro within about
 a tenth (docs/performance.md); `costs` measures.
 """
@@ -20,12 +20,11 @@ from .kernels.qmm_forms import (
     LONE_ROW,
     PADDED_SHARE,
     PADDED_TILE,
-    STOCK_ROW,
-    STOCK_ROWS,
-    TILE_ROW,
-    UNIT_SHARE,
-    UNPACKING,
+    few_row_operations,
+    tile_operations,
+    unit_operations,
 )
+from .kernels.qmm_forms import MOST_ROWS as MOST_OWN_ROWS
 from .memory import Precision, drafter_packing, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
 from .weights import expected_shapes
@@ -46,7 +45,9 @@ _FITTED = {(13, "pro"): 170, (15, "max"): 385, (16, "pro"): 245, (17, "max"): 52
 _REACHED = 0.87  # share of the published bandwidth elsewhere: the mean of the four
 _FEW_ROWS = {"qmv": 5, "wide": 12}  # most rows of MLX's few-row kernels; more are a matrix product of 32-row tiles
 _ULTRA_ROWS = 11
-_WALL, _WALL_READS = 32, 9  # rows x query heads per key head that MLX's attention serves in one read; reads beyond
+# MLX's attention: up to so many rows x query heads per key head, each row reads all keys and values for itself; beyond,
+# all scores are written out and read again, which costs as much as so many reads.
+_WALL, _WALL_READS = 32, 13
 # Seconds around the linear layers of one layer, at 245 GB/s: 12 ms for 64 layers (M4 Pro, published).
 _LAYER_S, _LAYER_BANDWIDTH = 12e-3 / 64, 245e9
 _DISPATCH_S, _DRAFT_DISPATCHES = 3e-6, 94
@@ -168,7 +169,8 @@ def predict(
         linear = sum(linear_s(part.read(count), count, chip, rates, own) for part in work.target)
         states = 1 if count == 1 or own.recurrent else 2  # ours goes on from the tape: one read and one write
         around = work.layers * _LAYER_S * _LAYER_BANDWIDTH + 2 * (states - 1) * work.state_bytes
-        reads = 1 if own.attention or count * work.heads_per_kv <= _WALL else _WALL_READS
+        reads = count if count * work.heads_per_kv <= _WALL else max(count, _WALL_READS)
+        reads = 1 if own.attention else reads
         slope[count] = work.kv_bytes * reads / rates.bandwidth
         verify[count] = linear + around / rates.bandwidth + CONTEXT * slope[count]
         if work.drafter and 2 <= count <= work.block_size:
@@ -183,9 +185,9 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
     product = max(reading, -(-rows // PADDED_TILE) * PADDED_TILE / PADDED_SHARE * decoding)
     if not part.packed:
         return reading if rows == 1 else product
-    if own.linear:  # a vector tile, or 8-row matrix units at three quarters of peak: whichever wins
-        units = -(-rows // 8) * 8 / UNIT_SHARE
-        return max(reading, (UNPACKING + min(TILE_ROW * rows, units)) * decoding)
+    floor = reading / decoding
+    if own.linear and rows <= MOST_OWN_ROWS:  # whichever wins
+        return min(tile_operations(rows, floor), unit_operations(rows, floor)) * decoding
     assert chip.generation is not None
     ultra, wide = chip.variant == "ultra", chip.generation >= 15
     most = _ULTRA_ROWS if ultra else _FEW_ROWS["wide" if wide else "qmv"]
@@ -194,8 +196,7 @@ def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernel
         return 1.1 * reading if chip.neural_accelerators else product
     if not wide:
         return rows * max(reading, LONE_ROW * decoding)  # a pass per row
-    tiles = -(-rows // STOCK_ROWS)
-    return tiles * max(reading, (UNPACKING + STOCK_ROW * -(-rows // tiles)) * decoding)
+    return few_row_operations(rows, floor) * decoding
 
 
 def _matrix(dims: tuple[int, ...], how: tuple[int, int] | None, width: int) -> Matrices:

@@ -10,7 +10,6 @@ Reference: DFlash 2 specification 6.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from .targets.base import Target
 
 MOST_ROWS = 16
 CONTEXT = 128  # committed rows the measured passes look back on
-_LONG_ENOUGH_S = 0.05  # what a chain of passes should take
+LONG_ENOUGH_S = 0.05  # what a chain of passes should take
 _MOST_PASSES = 16
 _REPEATS = 3
 
@@ -80,9 +79,10 @@ def _table(raw: Mapping[str, Any], name: str) -> dict[int, float]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"costs {name}: got {given!r}, expected seconds by rows")
     for rows, seconds in given.items():
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
-        if not (isinstance(rows, str) and rows.isdecimal() and int(rows)) or not number or seconds < 0:
-            raise ConfigError(f"costs {name}: got {rows!r}: {seconds!r}, expected seconds by rows")
+        # The bounds are asked of the number as it is: a whole one may be more than a float can hold.
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
+        if not (isinstance(rows, str) and rows.isdecimal() and len(rows) < 6 and int(rows)) or not number:
+            raise ConfigError(f"costs {name}: got {rows!r}: {seconds!r}, expected seconds by rows"[:200])
         found[int(rows)] = float(seconds)
     if name == "verify_s" and not found.get(1):
         raise ConfigError("costs verify_s: got no time of one row, expected one")
@@ -158,11 +158,14 @@ def measuring_costs(
     """
     rows = list(rows)
     chains: dict[Key, Chain] = {("verify", count): chain for count, chain in target_chains(target, rows).items()}
-    if drafter is not None:
-        widths = [count for count in rows if 2 <= count <= drafter.config.block_size]
-        chains |= {("draft", width): draft_chain(target, drafter, width) for width in widths}
+    yield
+    for width in _widths(drafter, rows):
+        assert drafter is not None
+        chains["draft", width] = draft_chain(target, drafter, width)
+        yield
     if deep is not None:
         chains |= {("deep", count): chain for count, chain in target_chains(target, rows, deep).items()}
+        yield
     times = yield from timing_in_turns(chains, _REPEATS)
     seconds = {key: statistics.median(of_key) for key, of_key in times.items()}
     verify, draft, below = (
@@ -175,8 +178,27 @@ def measuring_costs(
 def cost_slices(drafter: DraftModel | None, rows: Iterable[int], deep: int | None) -> int:
     """How many slices `measuring_costs` takes."""
     rows = list(rows)
-    drafts = 0 if drafter is None else sum(2 <= count <= drafter.config.block_size for count in rows)
-    return (len(rows) * (1 + (deep is not None)) + drafts) * (1 + _REPEATS)
+    states, drafts = 1 + (deep is not None), len(_widths(drafter, rows))
+    return (len(rows) * states + drafts) * (1 + _REPEATS) + states + drafts
+
+
+def seconds_to_measure(known: PassCosts, drafter: DraftModel | None, rows: Iterable[int], deep: int | None) -> float:
+    """About how long `measuring_costs` takes where passes cost what is known of them."""
+    rows, total = list(rows), 0.0
+    for depth in (CONTEXT, deep):
+        verify = {} if depth is None else known.at(depth).verify
+        total += sum(_chain_s(verify[count]) for count in rows if count in verify)
+    return total + sum(_chain_s(known.draft[width]) for width in _widths(drafter, rows) if width in known.draft)
+
+
+def _chain_s(seconds: float) -> float:
+    """Of one chain of passes: tried twice, then run."""
+    passes = max(1, min(_MOST_PASSES, round(LONG_ENOUGH_S / max(seconds, 1e-9))))
+    return (2 + _REPEATS * passes) * seconds
+
+
+def _widths(drafter: DraftModel | None, rows: Iterable[int]) -> list[int]:
+    return [] if drafter is None else [count for count in rows if 2 <= count <= drafter.config.block_size]
 
 
 def expected_tokens(acceptance: Sequence[float | None], width: int) -> float:
@@ -225,29 +247,38 @@ def _at_once(slices: Generator[None, None, Result]) -> Result:
 
 
 def timing_in_turns(
-    chains: Mapping[Name, Chain], repeats: int, *, most: int = _MOST_PASSES
+    chains: Mapping[Name, Chain], repeats: int, *, most: int = _MOST_PASSES, limit_s: float | None = None
 ) -> Generator[None, None, dict[Name, list[float]]]:
     """`time_in_turns` in slices: one chain is run, or tried, between two pauses.
 
     Args:
         most: passes of one run.
+        limit_s: after so many seconds no further turn begins; there is always one.
     """
     passes: dict[Name, int] = {}
+    spent = 0.0
     for key, chain in chains.items():
-        passes[key] = _enough_passes(chain, most)
+        passes[key], took = _enough_passes(chain, most)
+        spent += took
         yield
     seconds: dict[Name, list[float]] = {key: [] for key in chains}
-    for turn in range(repeats):
+    for turn in range(repeats if chains else 0):
+        if turn and limit_s is not None and spent >= limit_s:
+            break
         order = list(chains)
-        for key in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
-            seconds[key].append(_timed(chains[key], passes[key]) / passes[key])
+        for key in order[turn % len(order) :] + order[: turn % len(order)]:
+            took = _timed(chains[key], passes[key])
+            spent += took
+            seconds[key].append(took / passes[key])
             yield
     return seconds
 
 
-def _enough_passes(chain: Chain, most: int) -> int:
-    mx.eval(chain(1))  # compiles, and allocates what is reused
-    return max(1, min(most, round(_LONG_ENOUGH_S / _timed(chain, 1))))
+def _enough_passes(chain: Chain, most: int) -> tuple[int, float]:
+    """Passes of a run that is long enough, and the seconds it took to find that out."""
+    first = _timed(chain, 1)  # compiles, and allocates what is reused
+    second = _timed(chain, 1)
+    return max(1, min(most, round(LONG_ENOUGH_S / max(second, 1e-9)))), first + second
 
 
 def _timed(chain: Chain, passes: int) -> float:
@@ -264,12 +295,11 @@ def target_chain(target: Target, rows: int) -> Chain:
 def target_chains(target: Target, counts: Iterable[int], depth: int = CONTEXT) -> dict[int, Chain]:
     """Verify passes of each number of rows behind `depth` positions; all on one state, as none is committed."""
     state = target.new_state(1)
-    prompt = mx.zeros((1, CONTEXT), dtype=mx.int32)
-    target.forward(prompt, state, last_only=True)
-    target.commit(state, CONTEXT)
-    state.settle(CONTEXT, CONTEXT, 0)
-    if depth > CONTEXT:
-        state.pretend(depth)
+    # A pass that makes the layers' states; what the rows behind it hold is nothing to how long a pass takes.
+    target.forward(mx.zeros((1, MOST_ROWS), dtype=mx.int32), state, last_only=True)
+    target.commit(state, MOST_ROWS)
+    state.settle(MOST_ROWS, MOST_ROWS, 0)
+    state.pretend(depth)
     mx.eval(state.arrays())
     nothing = mx.zeros((1,), dtype=mx.int32)
 

@@ -74,10 +74,13 @@ class Owner:
             if self._ended:
                 future.set_exception(RuntimeError(_ENDED))
                 return
+            self._work()
             try:
                 future.set_result(function())
             except BaseException as error:  # noqa: BLE001 - handed to the caller, who asked for the work
                 future.set_exception(error)
+            finally:
+                self._work()
 
         with self._ending:
             if self._ended:
@@ -86,14 +89,17 @@ class Owner:
         return future.result()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have `function`, which must not raise, run on the owner thread; do not wait for it."""
+        """Have `function`, which must not raise, run on the owner thread; do not wait for it.
+
+        For tidying up: unlike a call, it does not count as somebody's wish.
+        """
         self._check_process()
         self._calls.put(function)
 
     def submit(self, job: Job) -> None:
         """Step `job` in turn with the others until it has no more to do."""
         self._check_process()
-        self._calls.put(lambda: self._jobs.append(job))
+        self._calls.put(lambda: self._begin(job))
 
     def submit_idle(self, job: Job) -> None:
         """Step `job` while no other job is there and no call waits; `ready` says whether it has been quiet enough."""
@@ -102,8 +108,15 @@ class Owner:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since a job had anything to do."""
+        """Seconds since somebody's job or call had anything to do; idle jobs do not count."""
         return 0.0 if self._jobs else time.monotonic() - self._last_work
+
+    def _begin(self, job: Job) -> None:
+        self._work()
+        self._jobs.append(job)
+
+    def _work(self) -> None:
+        self._last_work = time.monotonic()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -146,7 +159,7 @@ class Owner:
             worked = True
             if job.step():
                 self._jobs.append(job)
-            self._last_work = time.monotonic()
+            self._work()
             if not self._calls.empty() or self._stopped:
                 break
         return worked
@@ -180,7 +193,6 @@ class Owner:
                 return
             call()
             del call
-            self._last_work = time.monotonic()
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
 
 BLOCK = 5
-TOKENS = 110
+TOKENS = 64
 SETTINGS = {
     "bare": {"temperature": 1.0},
     "cold": {"temperature": 0.3},
@@ -67,7 +67,7 @@ def plain(family: str, name: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(("family", "name", "width"), CASES)
 def test_every_accept_length_gives_plain_samplings_text(family, name, width):
     text = plain(family, name)
-    assert len(text) == TOKENS and len(set(text)) > 20
+    assert len(text) == TOKENS and len(set(text)) > 12
     drafter = ScriptedDrafter([*PROMPT, *text], ramp(width - 1))
     sampling = SamplingConfig(lossless_mode="coupled", **SETTINGS[name])
     reply = run(DFlash2Session(lively_target(family), drafter), request(sampling, width))

@@ -63,19 +63,19 @@ def read_prompt(session: Session, request: Request) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
-def test_flat_over_500_rounds(family: str) -> None:
+def test_flat_over_300_rounds(family: str) -> None:
     """Besides the buffers nothing grows: one round's taps or logits kept alive would add 1.2 MB or more."""
     gc.collect()  # what earlier tests left must not go in the middle of this one
     session = drafting(family)
     sampling = SamplingConfig(temperature=0.9, seed=1, repetition_penalty=1.1)
     read_prompt(session, Request(PROMPT, 10**6, sampling=sampling, width=5, logprobs=1))
     others, rounds = [], 0
-    for rounds in range(1, 501):
+    for rounds in range(1, 301):
         session.step()
         if rounds % 20 == 0:
             mx.synchronize()  # what a half-finished round holds depends on when one looks
             others.append(mx.get_active_memory() - kept_bytes(session))
-    assert session._generated > 500
+    assert session._generated > 300
     # Growth, not spread: a buffer that was just made longer counts as kept before the device has made it.
     assert max(others) - others[0] < 256 * KB, others
     limit = WINDOW + 2 * 5 + 2 * GROWTH

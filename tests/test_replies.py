@@ -41,10 +41,11 @@ def test_waiting_for_a_slow_reader_is_not_decoding(engine):
 
 def test_a_limit_that_the_context_shortens_is_said(engine):
     ids = [5] * (engine.context_length - 10)
-    result = d2.generate(engine, ids, d2.GenerationConfig(max_tokens=100))
+    session = d2.new_session(engine)  # reads the prompt once
+    result = d2.generate(engine, ids, d2.GenerationConfig(max_tokens=100), session=session)
     assert result.stats.generated_tokens == 10
     assert [note for note in result.stats.notices if note.startswith("max_tokens: 100 was cut to 10")]
-    assert not d2.generate(engine, ids, d2.GenerationConfig(max_tokens=10)).stats.notices
+    assert not d2.generate(engine, ids, d2.GenerationConfig(max_tokens=10), session=session).stats.notices
 
 
 def test_a_session_of_another_engine_is_refused(engine):

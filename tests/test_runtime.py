@@ -157,6 +157,19 @@ def test_quiet_counts_from_the_last_work(fresh_owner: Owner) -> None:
     assert fresh_owner.quiet_s == 0.0 or fresh_owner.quiet_s < 0.05
 
 
+def test_calls_count_as_work_while_an_idle_job_waits_and_tidying_up_does_not(fresh_owner: Owner) -> None:
+    idle = Count("idle", 1, [])
+    idle.waiting = True
+    fresh_owner.submit_idle(idle)
+    fresh_owner.call(lambda: None)
+    time.sleep(0.3)
+    swept = threading.Event()
+    fresh_owner.post(swept.set)
+    assert swept.wait(10) and fresh_owner.quiet_s >= 0.3
+    fresh_owner.call(lambda: time.sleep(0.3))
+    assert fresh_owner.quiet_s < 0.3, "a call is work from its beginning to its end"
+
+
 def test_a_stopped_owner_refuses_instead_of_hanging() -> None:
     made = Owner()
     made.stop()

@@ -163,19 +163,17 @@ def check(drafter: str, temperature: float, mode: str, runs: int, **settings: An
     assert 0.05 < accepted < 2.9
 
 
-@pytest.mark.parametrize(
-    ("drafter", "mode", "temperature"),
-    [("good", "rejection", 0.6), ("adversarial", "rejection", 1.5), ("good", "coupled", 1.0)],
-)
-def test_first_tokens(drafter, mode, temperature):
-    check(drafter, temperature, mode, 1200, top_k=4, frequency_penalty=0.3)
+@pytest.mark.parametrize(("drafter", "temperature"), [("good", 0.6), ("adversarial", 1.5)])
+def test_first_tokens(drafter, temperature):
+    # The coupled mode's texts equal plain sampling's token for token: test_coupled.
+    check(drafter, temperature, "rejection", 500, top_k=4, frequency_penalty=0.3)
 
 
 def test_the_exact_law_is_plain_sampling():
     sampling = SamplingConfig(temperature=1.0, top_k=4, repetition_penalty=1.2)
-    tokens, _ = draw(PlainSession(TableTarget()), sampling, 1200)
+    tokens, _ = draw(PlainSession(TableTarget()), sampling, 600)
     assert p_value(tokens, exact_law(sampling)) > 1e-4
-    assert p_value(tokens, exact_law(SamplingConfig(temperature=1.3, top_k=4, repetition_penalty=1.2))) < 1e-6
+    assert p_value(tokens, exact_law(SamplingConfig(temperature=1.6, top_k=4, repetition_penalty=1.2))) < 1e-6
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def converse(session: DFlash2Session, drafter: ScriptedDrafter, chance: random.R
 @pytest.mark.parametrize("tight", [False, True], ids=["ordinary", "tight"])
 @pytest.mark.parametrize("family", [*CRITICAL, "qwen3"])
 def test_random_conversations(family, tight, monkeypatch):
-    hold_conversations(family, tight, monkeypatch, seed=1, replies=25)
+    hold_conversations(family, tight, monkeypatch, seed=1, replies=12)
 
 
 @pytest.mark.slow

@@ -153,9 +153,14 @@ def test_another_conversation_starts_cold(family):
     assert_same_turn(session, reply, cold(family, EXTRA))
 
 
-@pytest.mark.parametrize("read", [0, 7, 21, 35, 39])
-@pytest.mark.parametrize("length", [5, 8, 22, 25, 28, 36, 37, 40, 60])
-@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
+READ, THEN = (0, 7, 21, 35, 39), (5, 8, 22, 25, 28, 36, 37, 40, 60)
+
+
+@pytest.mark.parametrize(
+    ("family", "read", "length"),
+    [(("qwen3_5", "muse_glimmer")[(one + other) % 2], read, length)
+     for one, read in enumerate(READ) for other, length in enumerate(THEN)],
+)  # fmt: skip
 def test_a_prompt_after_one_that_was_cancelled_while_read(family, read, length):
     # The context's first row was chosen for the cancelled prompt; a shorter one needs earlier rows.
     long = [*PROMPT, *lively_reply(family)]

@@ -59,21 +59,21 @@ def crossings() -> Iterator[tuple[str, int, int, list[int]]]:
 def test_two_turns_across_the_windows(tight, family, length, width, accepts):
     target = lively_target(family)
     prompt, new = TEXT[:length], TEXT[::-1][:length]
-    first = plain_reply(target, prompt, 45)
+    first = plain_reply(target, prompt, 32)
     drafter = ScriptedDrafter([*prompt, *first], accepts, block_size=8)
     session = DFlash2Session(target, drafter)
     text = [*prompt, *first]
-    reply = run(session, Request(prompt, 45, width=width), each=lambda _: assert_state_of(session, text))
+    reply = run(session, Request(prompt, 32, width=width), each=lambda _: assert_state_of(session, text))
     assert reply.tokens == first
-    assert len(tight) >= 5, "the buffers were never compacted"
+    assert len(tight) >= 2, "the buffers were never compacted"
 
     second = [*text, *new]
-    plain = plain_reply(target, second, 30)
+    plain = plain_reply(target, second, 20)
     drafter.learn([*second, *plain])
     text = [*second, *plain]
-    reply = run(session, Request(second, 30, width=width), each=lambda _: assert_state_of(session, text))
+    reply = run(session, Request(second, 20, width=width), each=lambda _: assert_state_of(session, text))
     assert reply.tokens == plain
-    assert reply.cached == length + 44
+    assert reply.cached == length + 31
 
 
 @pytest.mark.parametrize(("window", "block"), [(8, 8), (5, 5), (3, 5), (2, 4), (1, 3), (11, 5)])

@@ -103,7 +103,7 @@ class Setup:
             dflash_requested=self.plan.requested,
             dflash_active=drafts,
             dflash_fallback_reason=None if drafts or plain else reason,
-            notes=(*self.notes, *loaded.notes, *([cut] if cut else [])),
+            notes=(*self.notes, *loaded.present_notes, *([cut] if cut else [])),
         )
         return Configured(loaded, self.named, self.effective, self.plan, report, width if drafts else None)
 

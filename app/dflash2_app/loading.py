@@ -6,10 +6,11 @@ cannot be used. Knows no settings file and no command.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .fit import Room
+from .fit import Room, prefix_note, prefix_shares
 from .settings.names import MINI
 from .settings.plan import Plan, drafter_dtype, usable_view
 from .tuning import Tuned, take_up
@@ -24,7 +25,11 @@ LoadKey = tuple[Any, ...]
 class Loaded:
     """What was loaded for a plan; it serves every plan of the same `load_key`.
 
-    `reason` says why there is no drafter although the plan names one.
+    Args:
+        reason: why there is no drafter although the plan names one.
+        prefix_wanted: bytes that the settings give to the prefix cache; it may hold less. None is for a cache of
+            another maker, which nobody resizes.
+        needs_bytes: estimated, weights and a context of usual length; None where it cannot be told.
     """
 
     engine: d2.Engine
@@ -32,6 +37,16 @@ class Loaded:
     notes: tuple[str, ...] = ()
     prefix_cache: Any = None
     tuned: Tuned = field(default_factory=Tuned)
+    prefix_wanted: int | None = None
+    needs_bytes: int | None = None
+
+    @property
+    def present_notes(self) -> tuple[str, ...]:
+        """The notes, and what is to be told of the prefix cache's present size."""
+        wanted = self.prefix_wanted
+        if self.prefix_cache is None or wanted is None or self.prefix_cache.max_bytes >= wanted:
+            return self.notes
+        return (*self.notes, prefix_note(wanted, self.prefix_cache.max_bytes))
 
     def stop(self) -> None:
         """End what goes on in the background; the engine is about to leave memory."""
@@ -58,9 +73,19 @@ def load_engine(plan: Plan, room: Room, *, plain: bool = False, several: bool = 
         Dflash2Error: the target cannot be loaded, or a drafter that was named just now.
     """
     engine, reason, notes = _load(plan, plain=plain)
-    cache, cut = _prefix_cache(plan, room, several=several)
+    cache = _prefix_cache(plan, room, several=several)
     tuned = take_up(engine, plan.tune_folder, background=several and plan.tune)
-    return Loaded(engine, reason, (*notes, *room.notes, *([cut] if cut else []), *tuned.notes), cache, tuned)
+    wanted = None if plan.prefix is None else plan.prefix.max_bytes
+    return Loaded(engine, reason, (*notes, *room.notes, *tuned.notes), cache, tuned, wanted, room.needs_bytes)
+
+
+def share_prefix_memory(loaded: Sequence[Loaded], limit: int) -> None:
+    """Give each prefix cache its part of what all these models together leave of a limit in bytes."""
+    spare = limit - sum(item.needs_bytes or 0 for item in loaded)
+    caches = [(item.prefix_cache, item.prefix_wanted) for item in loaded if item.prefix_cache is not None]
+    sized = [(cache, wanted) for cache, wanted in caches if wanted is not None]
+    for (cache, _), share in zip(sized, prefix_shares([wanted for _, wanted in sized], spare), strict=True):
+        cache.resize(share)
 
 
 def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:
@@ -78,15 +103,15 @@ def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]
     return engine, None, notes
 
 
-def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> tuple[Any, str | None]:
-    """The prefix cache that the settings describe, or None, and what to tell of its size."""
+def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> Any:
+    """The prefix cache that the settings describe, or None."""
     limits = plan.prefix
     if limits is None or not (several or limits.disk_folder):
-        return None, None
+        return None
     import dflash2_mlx as d2
 
-    size, note = room.prefix_bytes(limits.max_bytes)
-    return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes), note
+    size = room.prefix_bytes(limits.max_bytes)
+    return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes)
 
 
 def _load_target(plan: Plan) -> d2.Engine:

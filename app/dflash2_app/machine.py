@@ -93,27 +93,26 @@ def examine(found: Found, engine: d2.Engine, rows: int, tell: Callable[[str], No
         found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
 
 
-def tune_pair(engine: d2.Engine, folder: Path) -> Iterator[tuple[int, int, str]]:
-    """Tune a loaded pair, and keep the record; yields steps done, steps in all, and what is under way.
+def tune_pair(found: Found, engine: d2.Engine, folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Tune a loaded pair, keep the record, and add it to what was found.
+
+    Yields steps done, steps in all, and what is under way.
 
     Raises:
         OSError: the record cannot be written.
     """
     from dflash2_mlx import tune
 
-    last = None
-    for progress in tune.tune(engine, tune.TuneFolder(folder)):
+    steps, last = tune.tune(engine, tune.TuneFolder(folder)), None
+    while True:
+        try:
+            progress = next(steps)
+        except StopIteration as end:
+            found["tuned"] = end.value.to_dict()
+            return
         if progress != last:
             yield progress.done, progress.total, progress.what
         last = progress
-
-
-def record_of(engine: d2.Engine, folder: Path) -> Found | None:
-    """What is kept of tuning this pair."""
-    from dflash2_mlx import analysis, tune
-
-    record, _ = tune.TuneFolder(folder).find(tune.identity_of(analysis.this_chip(), engine.fingerprint))
-    return None if record is None else record.to_dict()
 
 
 def _cannot(machine: Found) -> list[str]:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
-    from dflash2_mlx.tune import BackgroundTuning, TuneRecord
+    from dflash2_mlx.tune import BackgroundTuning, Plan, TuneRecord
 
 log = logging.getLogger("dflash2.serve")
-OFF = "tune is off: nothing is tuned in the background"
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,17 @@ class Tuned:
 
     notes: tuple[str, ...] = ()
     job: BackgroundTuning | None = None
+
+    @property
+    def now(self) -> dict[str, Any] | None:
+        """What becomes of the job in the background: plain JSON."""
+        if self.job is None:
+            return None
+        done = self.job.progress
+        return {
+            "pair": self.job.name, "state": self.job.state, "done": done and done.done, "total": done and done.total,
+            "what": done and done.what, "problem": self.job.problem,
+        }  # fmt: skip
 
     def stop(self) -> None:
         """End what is under way; the engine is about to leave memory."""
@@ -47,6 +57,11 @@ def take_up(engine: d2.Engine, folder: Path | None, *, background: bool) -> Tune
     found = tune.attach(engine, records)
     if not background or tune.why_not(engine, found.record) is not None:
         return Tuned(found.notes)
+    try:
+        records.check()
+    except OSError as error:
+        reason = error.strerror or error
+        return Tuned((*found.notes, f"nothing is tuned in the background: {folder}: {reason}"))
     job = tune.BackgroundTuning(engine, records, done=lambda line: log.info("%s", line))
     job.start()
     return Tuned(found.notes, job)
@@ -92,9 +107,28 @@ def overview_lines(found: dict[str, Any]) -> list[str]:
     return [*lines, *(f"note       {note}" for note in found["notes"])]
 
 
+def plan_line(plan: Plan) -> str:
+    """What tuning will take, before it begins."""
+    races = f"{plan.races} races of {plan.contenders} contenders, at most about {_duration(plan.race_seconds)}"
+    passes = "" if plan.pass_seconds is None else f", about {_duration(plan.pass_seconds)}"
+    parts = [
+        f"{races} and what Metal needs to compile" if plan.races else "no races",
+        f"passes of 1 to {plan.most_rows} rows{passes}",
+        *([f"up to {plan.bytes / 1e9:.1f} GB beside the model"] if plan.bytes >= 5e7 else []),
+        "Ctrl-C ends it and keeps nothing",
+    ]
+    return f"tuning: {'; '.join(parts)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min"
+
+
 def race_lines(record: dict[str, Any]) -> list[str]:
-    """The races of a record, as `TuneRecord.to_dict` writes it: a table."""
-    lines = []
+    """The races of a record, as `TuneRecord.to_dict` writes it: a table, and what was left out."""
+    lines = [] if record["races"] else ["races      none"]
     for race in record["races"]:
         stock = race["seconds"].get(race["stock"])
         times = ", ".join(f"{name} {1e6 * seconds:.1f} us" for name, seconds in sorted(race["seconds"].items()))
@@ -104,4 +138,4 @@ def race_lines(record: dict[str, Any]) -> list[str]:
             f"race       {race['kernel']:15} {race['key']:32} {race['winner']:8} {gain:5.2f}x   "
             + "; ".join(filter(None, (times, out)))
         )
-    return lines
+    return [*lines, *(f"note       {note}" for note in record["notes"])]

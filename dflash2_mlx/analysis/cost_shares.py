@@ -69,6 +69,16 @@ class CostShares:
         }
 
 
+def check_repeats(repeats: int) -> None:
+    """Refuse fewer than two turns: their spread says what is visible.
+
+    Raises:
+        ConfigError: naming what was got.
+    """
+    if repeats < 2:
+        raise ConfigError(f"repeats: got {repeats}, expected an integer >= 2")
+
+
 def measure_shares(engine: Engine, *, width: int | None = None, repeats: int = REPEATS) -> CostShares:
     """Time draft passes with and without each part the drafter has, and the verify pass beside them.
 
@@ -77,8 +87,7 @@ def measure_shares(engine: Engine, *, width: int | None = None, repeats: int = R
     Raises:
         ConfigError: the engine has no drafter, or fewer than two turns are asked for.
     """
-    if repeats < 2:
-        raise ConfigError(f"repeats: got {repeats}, expected an integer >= 2")
+    check_repeats(repeats)
     drafter = drafter_of(engine)
     rows = width or drafter.config.block_size
     drafters = {DRAFT: drafter}

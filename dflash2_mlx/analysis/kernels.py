@@ -11,11 +11,12 @@ import mlx.core as mx
 
 from ..config import DrafterConfig
 from ..drafter.model import DraftModel
+from ..kernels._contest import Case
 from ..kernels._dispatch import KernelState, dispatcher, rounding
 from ..kernels._metal_qmm import MATRIX as MATRIX_KERNEL
 from ..kernels._metal_qmm import MATRIX_ROWS
 from ..kernels._metal_qmm import TILE as TILE_KERNEL
-from ..kernels.contests import Case, Inputs, codebooks_of, drafter_cases
+from ..kernels.contests import Arrays, codebooks_of, drafter_cases
 from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
 from ..kernels.qmm_forms import MATRIX, TILE
 from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
@@ -75,7 +76,7 @@ def _attention(config: DrafterConfig, dtype: mx.Dtype) -> Case:
     mask = mask_of(start, 0, rows, context + rows, causal=False, window=window, sink=0)
     sight = Sight(mask, start, 0, causal=False, window=window)
 
-    def make(key: mx.array) -> Inputs:
+    def make(key: mx.array) -> Arrays:
         heads = (1, config.num_heads, rows, config.head_dim)
         kv = (1, config.num_kv_heads, context + rows, config.head_dim)
         keys = mx.random.split(key, 3)
@@ -101,7 +102,7 @@ def _products(config: DrafterConfig, dtype: mx.Dtype) -> Iterator[Case]:
     def packed(weight: mx.array, scales: mx.array, biases: mx.array) -> Packed:
         return Packed(weight, scales, biases, group_size, 4)
 
-    def make(key: mx.array) -> Inputs:
+    def make(key: mx.array) -> Arrays:
         rows, weights = mx.random.split(key, 2)
         x = mx.random.normal((1, min(config.block_size, MATRIX_ROWS), inputs), key=rows).astype(dtype)
         matrix = mx.random.normal((outputs, inputs), key=weights).astype(dtype)

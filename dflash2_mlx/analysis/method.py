@@ -21,7 +21,7 @@ from ..load import Engine
 from ..text import Prompt
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
-from .cost_shares import REPEATS, CostShares, measure_shares
+from .cost_shares import REPEATS, CostShares, check_repeats, measure_shares
 from .recall import Recall, measure_recall
 from .replies import Reply, decode, drafter_of
 from .shares import conditional_shares, expected_length, leading, reached_positions
@@ -127,10 +127,11 @@ def analyze(
         repeats: turns of the timing.
         tell: called with a line about what is measured next.
     Raises:
-        ConfigError: no drafter, no prompt, or nothing was drafted.
+        ConfigError: no drafter, no prompt, fewer than two repeats, or nothing was drafted.
     """
     variants = _variants(engine, others or {})
     _check_width(config, engine)
+    check_repeats(repeats)
     if not prompts:
         raise ConfigError("prompts: got none, expected at least one")
     if not temperatures or len(set(temperatures)) < len(temperatures):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ _CHOICES = (AUTO, MLX, METAL)
 
 
 Choice = TypeVar("Choice")
+Winners = Mapping[tuple[str, str], str]  # (kernel, key) to contender
 
 
 class KernelMismatch(Dflash2Error):
@@ -92,8 +93,10 @@ class Dispatcher:
         """The contender that won this kernel's race at this shape on this machine; None before there was one."""
         return self._winners.get((name, key))
 
-    def adopt(self, winners: Mapping[tuple[str, str], str]) -> None:
-        """Take over the results of races: (kernel, key) to contender. Later ones replace earlier ones."""
+    def adopt(self, winners: Winners) -> None:
+        """Take over the results of races. Later ones replace earlier ones."""
+        if winners.items() <= self._winners.items():
+            return  # nobody has to choose anew
         self._winners |= winners
         self._choices_changed()
 
@@ -105,10 +108,12 @@ class Dispatcher:
             kept = self._remembered[key] = choose()
         return kept
 
-    def forget_winners(self) -> None:
-        """Back to the rules that hold before a race."""
-        self._winners.clear()
-        self._choices_changed()
+    def forget(self, races: Iterable[tuple[str, str]]) -> Winners:
+        """Back to the rules that hold before these races, (kernel, key); returns the winners that were forgotten."""
+        gone = {race: self._winners.pop(race) for race in races if race in self._winners}
+        if gone:
+            self._choices_changed()
+        return gone
 
     def _choices_changed(self) -> None:
         self.version += 1

@@ -8,81 +8,30 @@ Metal there are no contests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from ..config import DrafterConfig
 from . import _metal, qmm_contests, target_contests
-from ._contest import Chain, Contest
-from ._dispatch import METAL, MLX, KernelMismatch, check_equal, dispatcher, rounding
+from ._contest import Case, Contest, Outputs
+from ._dispatch import KERNELS, METAL, MLX, dispatcher, rounding
 from .conv_add_norm import conv_add_norm, conv_add_norm_twin
 from .conv_add_norm import key_of as conv_add_norm_key
 from .dynamic_conv import convolve, dynamic_conv, split_base
 from .dynamic_conv import key_of as dynamic_conv_key
 from .norm_rope import key_of as norm_rope_key
 from .norm_rope import norm_rope, norm_rope_twin
+from .qmm_forms import FORMS
+from .qmm_rows import KERNEL_OF
+from .qmm_rows import NAME as QMM
 from .select_walk import Selection, Selector, select, select_twin
 from .select_walk import key_of as select_walk_key
 from .top_candidates import CandidateLists, candidate_lists, twin_lists
 from .top_candidates import key_of as top_candidates_key
 
-COPIES = 3  # of the inputs, in turn, so that none of them stays in a cache
-Outputs = tuple[mx.array, ...]
-Inputs = tuple[mx.array, ...]
-
-
-class Case:
-    """One kernel beside its twin at one shape.
-
-    Args:
-        make: the inputs, from a random key; called once for each copy, when the case is first run.
-        kernel, twin: both ways; what they return is compared part by part.
-        tolerance: of the comparison; 0 for ids, which must be equal.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        key: str,
-        make: Callable[[mx.array], Inputs],
-        kernel: Callable[..., Outputs],
-        twin: Callable[..., Outputs],
-        tolerance: float,
-    ):
-        self.name, self.key, self.kernel, self.twin, self.tolerance = name, key, kernel, twin, tolerance
-        self.inputs = cache(partial(self._made, make))
-
-    @staticmethod
-    def _made(make: Callable[[mx.array], Inputs]) -> list[Inputs]:
-        copies = [make(key) for key in mx.random.split(mx.random.key(0), COPIES)]
-        mx.eval(copies)
-        return copies
-
-    def contest(self) -> Contest:
-        """The race of the two; the twin is what MLX itself offers."""
-        ways = {MLX: self.twin, METAL: self.kernel}
-        chains: dict[str, Chain] = {name: partial(self._chain, way) for name, way in ways.items()}
-        return Contest(self.name, self.key, MLX, chains, self._check)
-
-    def _chain(self, way: Callable[..., Outputs], calls: int) -> mx.array:
-        copies, last = self.inputs(), mx.zeros((1,))
-        for number in range(calls):
-            first, *rest = copies[number % COPIES]
-            # By its numbers, not by `mx.depends`: a GPU waits for what it reads, and lets the rest overlap.
-            nothing = (last.reshape(-1)[:1] * 0).astype(first.dtype)
-            last = way(first + nothing, *rest)[0]
-        return last
-
-    def _check(self, contender: str) -> None:
-        if contender == MLX:
-            return
-        inputs = self.inputs()[0]
-        for got, want in zip(self.kernel(*inputs), self.twin(*inputs), strict=True):
-            if not self.tolerance and not mx.array_equal(got, want).item():
-                raise KernelMismatch(f"{self.name}: other numbers than the twin's")
-            check_equal(got, want, tolerance=self.tolerance, what=self.name)
+Arrays = tuple[mx.array, ...]
 
 
 def contests(target: Any, drafter: Any, rows: Sequence[int]) -> list[Contest]:
@@ -94,17 +43,30 @@ def contests(target: Any, drafter: Any, rows: Sequence[int]) -> list[Contest]:
     """
     if dispatcher().factory is None:
         return []
-    found: list[Contest] = []
+    # What is worth most comes first: time may run out.
+    found = qmm_contests.contests(target, drafter, rows) + target_contests.contests(target, drafter, rows)
     if drafter is not None:
-        # Logits come from the target's head, in the target's type.
-        head = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
+        # Logits come from the target's head, in the target's type; its rows may be more than the drafter's ids.
+        head = (target.spec.vocab_size, target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype)
         found += drafter_contests(drafter.config, drafter.dtype, rows, codebooks_of(drafter), head)
-    found += qmm_contests.contests(target, drafter, rows)
-    found += target_contests.contests(target, drafter, rows)
     return found
 
 
+def can_win(kernel: str, winner: str) -> bool:
+    """Whether a contender of this name may run here at all: a record may be of other hands or other days.
+
+    Raises:
+        ConfigError: as `Dispatcher.wants_metal`.
+    """
+    if kernel == QMM:
+        return winner in FORMS and (winner not in KERNEL_OF or dispatcher().wants_metal(KERNEL_OF[winner]))
+    if kernel not in KERNELS or kernel in KERNEL_OF.values():
+        return False
+    return winner == MLX or (winner == METAL and dispatcher().wants_metal(kernel))
+
+
 Books = tuple[mx.array, mx.array]  # the selector's codebooks: predecessors, successors
+Head = tuple[int, mx.Dtype]  # columns and type of the logits
 
 
 def codebooks_of(drafter: Any) -> Books | None:
@@ -116,49 +78,60 @@ def codebooks_of(drafter: Any) -> Books | None:
 
 
 def drafter_contests(
-    config: DrafterConfig, dtype: mx.Dtype, rows: Sequence[int], books: Books | None, head: mx.Dtype
+    config: DrafterConfig, dtype: mx.Dtype, rows: Sequence[int], books: Books | None, head: Head
 ) -> list[Contest]:
-    """Races of the drafter's own kernels; widths are those of `rows` that are blocks."""
+    """Races of the drafter's own kernels; widths are those of `rows` that are blocks, and the single context row."""
     widths = [width for width in rows if 2 <= width <= config.block_size]
-    cases = (case for width in widths for case in drafter_cases(config, dtype, width, books, head))
+    cases = [case for width in widths for case in drafter_cases(config, dtype, width, books, head)]
+    if 1 in rows:  # a round without a draft
+        cases.append(_turned(config, dtype, 1, *_context_heads(config)))
     return [case.contest() for case in cases if dispatcher().wants_metal(case.name)]
 
 
 def drafter_cases(
-    config: DrafterConfig, dtype: mx.Dtype, width: int, books: Books | None, head: mx.Dtype | None = None
+    config: DrafterConfig, dtype: mx.Dtype, width: int, books: Books | None, head: Head | None = None
 ) -> Iterator[Case]:
     """Each kernel of a draft pass of `width` rows, at its shape; without codebooks, all but the walk.
 
     Args:
-        dtype: of the drafter; `head` is that of the logits, the same if left out.
+        dtype: of the drafter; what is left out in `head` is the drafter's.
     """
     yield from _norm_rope(config, dtype, width)
     if config.conv_kernel_size is not None and config.conv_group_size is not None:
         yield from _convolutions(config, dtype, width)
-    yield from _candidates(config, dtype, width - 1, books, head or dtype)
+    yield from _candidates(config, dtype, width - 1, books, head or (config.vocab_size, dtype))
 
 
-def _random(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype, key: mx.array) -> Inputs:
+def _random(shapes: Sequence[tuple[int, ...]], dtype: mx.Dtype, key: mx.array) -> Arrays:
     keys = mx.random.split(key, len(shapes))
     return tuple(mx.random.normal(shape, key=own).astype(dtype) for shape, own in zip(shapes, keys, strict=True))
 
 
 def _norm_rope(config: DrafterConfig, dtype: mx.Dtype, width: int) -> Iterator[Case]:
-    heads, dim = config.num_heads + config.num_kv_heads, config.head_dim
+    # The block's queries and keys, beside values; then the keys and values of all layers for new context rows.
+    heads, kv_heads = config.num_heads + config.num_kv_heads, config.num_kv_heads
+    yield _turned(config, dtype, width, heads, kv_heads)
+    yield _turned(config, dtype, width, *_context_heads(config))
+
+
+def _context_heads(config: DrafterConfig) -> tuple[int, int]:
+    return config.num_kv_heads * config.num_layers, config.num_kv_heads * config.num_layers
+
+
+def _turned(config: DrafterConfig, dtype: mx.Dtype, rows: int, used: int, others: int) -> Case:
+    """Rows of `used` heads that are turned and `others` that are not."""
     rules = {"theta": config.rope_theta, "eps": config.rms_norm_eps}
     start = mx.array([1000], dtype=mx.int32)
-    # The block's queries and keys, then the keys of all layers for new context rows.
-    for used, others in ((heads, config.num_kv_heads), (config.num_kv_heads * config.num_layers,) * 2):
-        shapes = [(1, width, used + others, dim), (used, dim)]
-        rows, norms = (mx.zeros(shape, dtype=dtype) for shape in shapes)
-        yield Case(
-            "norm_rope",
-            norm_rope_key(rows, norms),
-            partial(_random, shapes, dtype),
-            lambda rows, norms: (norm_rope(rows, norms, start, **rules),),
-            lambda rows, norms: (norm_rope_twin(rows, norms, start, **rules),),
-            2 * rounding(dtype),
-        )
+    shapes = [(1, rows, used + others, config.head_dim), (used, config.head_dim)]
+    like, norms = (mx.zeros(shape, dtype=dtype) for shape in shapes)
+    return Case(
+        "norm_rope",
+        norm_rope_key(like, norms),
+        partial(_random, shapes, dtype),
+        lambda rows, norms: (norm_rope(rows, norms, start, **rules),),
+        lambda rows, norms: (norm_rope_twin(rows, norms, start, **rules),),
+        2 * rounding(dtype),
+    )
 
 
 def _convolutions(config: DrafterConfig, dtype: mx.Dtype, width: int) -> Iterator[Case]:
@@ -167,7 +140,7 @@ def _convolutions(config: DrafterConfig, dtype: mx.Dtype, width: int) -> Iterato
     groups = size // config.conv_group_size
     rows, base, delta = (1, width, size), (2, taps, size), (1, width, 2, taps, groups)
 
-    def made(key: mx.array, shapes: Sequence[tuple[int, ...]]) -> Inputs:
+    def made(key: mx.array, shapes: Sequence[tuple[int, ...]]) -> Arrays:
         x, kernel, *rest = _random(shapes, dtype, key)
         return (x, kernel, *rest, *split_base(kernel, groups))
 
@@ -193,40 +166,49 @@ def _convolutions(config: DrafterConfig, dtype: mx.Dtype, width: int) -> Iterato
 
 
 def _candidates(
-    config: DrafterConfig, dtype: mx.Dtype, positions: int, books: Books | None, head: mx.Dtype
+    config: DrafterConfig, dtype: mx.Dtype, positions: int, books: Books | None, head: Head
 ) -> Iterator[Case]:
-    vocab, k, rank = config.vocab_size, config.selector_top_k, config.selector_rank
-    logits = (1, positions, vocab)
+    columns, head_dtype = head
+    vocab, k, rank = min(config.vocab_size, columns), config.selector_top_k, config.selector_rank
+    if k > _metal.MAX_CANDIDATES:
+        return
+    logits = (1, positions, columns)
     yield Case(
         "top_candidates",
-        top_candidates_key(mx.zeros(logits, dtype=head), k),
-        partial(_random, [logits], head),
+        top_candidates_key(mx.zeros(logits, dtype=head_dtype), k),
+        partial(_random, [logits], head_dtype),
         lambda rows: (candidate_lists(rows, k, vocab_size=vocab).merged().ids,),
         lambda rows: (twin_lists(rows, k, vocab).ids,),
         0.0,
     )
     if rank is None or books is None:
         return
-    anchor, blocks = mx.zeros((1,), dtype=mx.int32), 1
-    if dispatcher().wants_metal("top_candidates"):
-        blocks = _metal.top_candidates((positions, vocab), k, vocab).output_shapes[0][1]
-    for noise in (None, mx.random.gumbel((1, positions, k), key=mx.random.key(2))):
-        walk = partial(_walk, anchor=anchor, noise=noise, books=books)
-        empty = CandidateLists(mx.zeros((1, positions, blocks, k)), mx.zeros((1, positions, blocks, k)))
-        yield Case(
-            "select_walk",
-            select_walk_key(empty, mx.zeros((1, positions, rank), dtype=dtype), noise),
-            partial(_walk_inputs, logits, dtype, k, blocks, rank),
-            partial(walk, select),
-            partial(walk, select_twin),
-            0.0,
-        )
+    anchor, blocks = mx.zeros((1,), dtype=mx.int32), _metal.top_candidates((positions, columns), k, vocab)
+    # Lists as the kernel leaves them, and merged ones: by its twin, and where the noise belongs to ids.
+    for lists in sorted({1, blocks.output_shapes[0][1]}):
+        for noise in (None, mx.random.gumbel((1, positions, k), key=mx.random.key(2))):
+            walk = partial(_walk, anchor=anchor, noise=noise, books=books)
+            shape = (1, positions, lists, k)
+            empty = CandidateLists(mx.zeros(shape), mx.zeros(shape))
+            yield Case(
+                "select_walk",
+                select_walk_key(empty, mx.zeros((1, positions, rank), dtype=dtype), noise),
+                partial(_walk_inputs, shape, vocab, rank, dtype),
+                partial(walk, select),
+                partial(walk, select_twin),
+                0.0,
+            )
 
 
-def _walk_inputs(logits: tuple[int, ...], dtype: mx.Dtype, k: int, blocks: int, rank: int, key: mx.array) -> Inputs:
-    raw, gate = _random([logits, (*logits[:2], rank)], dtype, key)
-    lists = candidate_lists(raw, k) if blocks > 1 else twin_lists(raw, k, logits[-1])
-    return gate, lists.values, lists.ids
+def _walk_inputs(shape: tuple[int, int, int, int], vocab: int, rank: int, dtype: mx.Dtype, key: mx.array) -> Arrays:
+    """A gate, and lists of the best of each block: values in order, ids of the block without order."""
+    scores, places, gate = mx.random.split(key, 3)
+    _, positions, blocks, k = shape
+    size = vocab // blocks
+    places = mx.argsort(mx.random.uniform(shape=(*shape[:3], size), key=places), axis=-1)[..., :k].astype(mx.int32)
+    ids = places + size * mx.arange(blocks, dtype=mx.int32)[:, None]
+    values = -mx.sort(-mx.random.normal(shape, key=scores), axis=-1)
+    return mx.random.normal((1, positions, rank), key=gate).astype(dtype), values, ids
 
 
 def _walk(

@@ -1,28 +1,25 @@
 """The races of `qmm_rows`: every quantized product of a loaded pair, in every form that may win.
 
-Owns: which products a pair has, and how one is timed fairly: each call waits for the one before, and the weights
-change from call to call, so that they come from memory as they do in a pass.
+Owns: which products a pair has, and how their numbers are checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Protocol
 
 import mlx.core as mx
 
 from ..chips import this_chip
-from ._contest import Contest
+from ._contest import Contest, Outputs, chain_of, does_not_run, sets_needed
 from ._dispatch import KernelMismatch, check_equal, dispatcher
 from ._metal_qmm import TENSOR_TYPES
 from .qmm_forms import FORMS, MOST_ROWS, PAD, STOCK, TENSOR, Product, modelled_costs
 from .qmm_rows import KERNEL_OF, NAME, Packed, by_rows, run_form, tolerance, usable
 
-_ROTATED_BYTES = 128_000_000  # more than any cache between GPU and memory holds
-_MOST_MATRICES = 16
 _PRECISE = 5.0  # magnitude up to which `tolerance` is meant
+Matrices = Callable[[], Sequence[Packed]]
 
 
 class HasMatrices(Protocol):
@@ -44,46 +41,38 @@ def contests(target: HasMatrices, drafter: HasMatrices | None, rows: Sequence[in
             by_kind.setdefault(_kind(packed), []).append(packed)
     found = []
     for matrices in by_kind.values():
-        rotation = Rotation(matrices[:_MOST_MATRICES])
+        copies = max(0, sets_needed(_bytes(matrices[0])) - len(matrices))
+        rotated = cache(partial(_with_copies, matrices, copies))
         for count in sorted(set(rows)):
             if 1 < count <= MOST_ROWS:
-                found += _contest(rotation, count)
+                found += _contest(matrices[0], rotated, count, copies * _bytes(matrices[0]))
     return found
 
 
-@dataclass
-class Rotation:
-    """Matrices of one kind, used in turn; copies are made, when a race begins, where the model has too few."""
-
-    matrices: list[Packed]
-    _all: list[Packed] = field(default_factory=list)
-
-    def all(self) -> list[Packed]:
-        if not self._all:
-            each = sum(
-                array.nbytes for array in (self.matrices[0].weight, self.matrices[0].scales) if array is not None
-            )
-            wanted = min(_MOST_MATRICES, -(-_ROTATED_BYTES // each))
-            self._all = list(self.matrices)
-            while len(self._all) < wanted:
-                self._all.append(_copy(self.matrices[len(self._all) % len(self.matrices)]))
-        return self._all
+def _with_copies(matrices: Sequence[Packed], copies: int) -> Sequence[Packed]:
+    """The model's own matrices, as many as take turns, and copies where it has too few."""
+    own = list(matrices[: sets_needed(_bytes(matrices[0]))])
+    return own + [_copy(own[number % len(own)]) for number in range(copies)]
 
 
-def _contest(rotation: Rotation, rows: int) -> list[Contest]:
-    first = rotation.matrices[0]
+def _contest(first: Packed, rotated: Matrices, rows: int, size: int) -> list[Contest]:
     x = _rows(rows, first)
     product = first.product(x)
     forms = [form for form in FORMS if _may_win(form, product)]
     if forms == [STOCK]:
         return []
+
+    def sets() -> list[tuple[mx.array, Packed]]:
+        return [(x, packed) for packed in rotated()]
+
     return [
         Contest(
             kernel=NAME,
             key=product.key,
             stock=STOCK,
-            chains={form: partial(_chain, form, rotation, rows) for form in forms},
-            check=partial(_check, rotation, rows),
+            chains={form: chain_of(partial(_product, form), sets) for form in forms},
+            check=partial(_check, first, x),
+            bytes=size,
         )
     ]
 
@@ -97,23 +86,15 @@ def _may_win(form: str, product: Product) -> bool:
     return fits and dispatcher().wants_metal(KERNEL_OF[form])
 
 
-def _chain(form: str, rotation: Rotation, rows: int, calls: int) -> mx.array:
-    matrices = rotation.all()
-    x = _rows(rows, matrices[0])
-    for number in range(calls):
-        y = run_form(form, x, matrices[number % len(matrices)])
-        x = x + 0 * y[:, :1].astype(x.dtype)  # nothing changes, and nothing may begin before y is there
-    return x
+def _product(form: str, x: mx.array, packed: Packed) -> Outputs:
+    return (run_form(form, x, packed),)
 
 
-def _check(rotation: Rotation, rows: int, form: str) -> None:
+def _check(packed: Packed, x: mx.array, form: str) -> None:
     if form == STOCK:
         return
-    packed = rotation.matrices[0]
-    x = _rows(rows, packed)
     if not usable(dispatcher(), form, x, packed):
-        notes = "; ".join(dispatcher().notes())
-        raise KernelMismatch(f"{form}: does not run here{f' ({notes})' if notes else ''}")
+        raise KernelMismatch(does_not_run(form))
     want = by_rows(x, packed)
     scale = mx.maximum(mx.abs(want).max() / _PRECISE, 1.0)
     got = run_form(form, x, packed).astype(mx.float32)
@@ -127,6 +108,11 @@ def _rows(rows: int, packed: Packed) -> mx.array:
 
 def _kind(packed: Packed) -> tuple[object, ...]:
     return (*packed.weight.shape, packed.scales.shape[1], packed.bits, packed.group_size, packed.scales.dtype)
+
+
+def _bytes(packed: Packed) -> int:
+    arrays = (packed.weight, packed.scales, packed.biases, packed.offset)
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def _copy(packed: Packed) -> Packed:

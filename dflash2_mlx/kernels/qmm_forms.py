@@ -81,13 +81,9 @@ def default_form(chip: Chip, product: Product) -> str:
 def modelled_costs(chip: Chip, product: Product) -> dict[str, float]:
     """Operations per weight of every form that is possible."""
     rows, floor = product.rows, _floor(chip, product)
-    tile = tile_rows(rows)
-    costs = {
-        STOCK: _stock(chip, product),
-        TILE: max(floor, -(-rows // tile) * (UNPACKING + TILE_ROW * tile)),
-    }
+    costs = {STOCK: _stock(chip, product), TILE: tile_operations(rows, floor)}
     if rows <= MATRIX_ROWS:
-        costs[MATRIX] = max(floor, UNPACKING + -(-rows // 8) * 8 / UNIT_SHARE)
+        costs[MATRIX] = unit_operations(rows, floor)
     if _padding_helps(chip, product):
         costs[PAD] = _ACCELERATED * floor
     return costs
@@ -100,8 +96,28 @@ def _stock(chip: Chip, product: Product) -> float:
         return _ACCELERATED * floor if _on_accelerators(chip, product) else PADDED_TILE / PADDED_SHARE
     if generation < 15:  # every row reads all weights for itself
         return rows * max(floor, LONE_ROW)
+    return few_row_operations(rows, floor)
+
+
+def few_row_operations(rows: int, floor: float) -> float:
+    """Of MLX's few-row kernel, per weight: each tile of at most 5 rows reads and unpacks all weights for itself.
+
+    Args:
+        floor: operations that fit into the time in which a weight comes from memory; here and below.
+    """
     tiles = -(-rows // STOCK_ROWS)
-    return max(floor, tiles * (UNPACKING + STOCK_ROW * -(-rows // tiles)))
+    return tiles * max(floor, UNPACKING + STOCK_ROW * -(-rows // tiles))
+
+
+def tile_operations(rows: int, floor: float) -> float:
+    """Of our vector tile: each tile of at most 8 rows unpacks all weights; beside each other they are read once."""
+    tile = tile_rows(rows)
+    return max(floor, -(-rows // tile) * (UNPACKING + TILE_ROW * tile))
+
+
+def unit_operations(rows: int, floor: float) -> float:
+    """Of our 8-row matrix units: weights are unpacked once for up to 16 rows."""
+    return max(floor, UNPACKING + -(-rows // 8) * 8 / UNIT_SHARE)
 
 
 def _vector_limit(chip: Chip, product: Product) -> int:

@@ -5,43 +5,83 @@ Owns: which shapes there are, and inputs like those of decoding. Knows nothing o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import mlx.core as mx
 
+from .. import rng
+from ..acceptance import Acceptance
+from ..buffers import GROWTH
+from ..config import SamplingConfig
 from ..drafter.model import DraftModel
 from ..targets.adapter import LayerLoopTarget
 from ..targets.base import Target
 from ..targets.gated_delta import layer_shape
 from . import _target_calls, few_row_attention, gated_delta_verify
-from ._contest import Contest
+from ._contest import Case, Contest, Inputs, Outputs, Way, chain_of, sets_needed
 from ._dispatch import check_equal, dispatcher, rounding
+from ._metal import MAX_CANDIDATES
+from .accept import NAME as ACCEPT
+from .accept import Drafted, accept, accept_twin, most_kept, random_pass
+from .accept import key_of as accept_key
 from .few_row_attention import SHORT, attention_twin, mask_of, run_kernels
 from .gated_delta_verify import Rows, gated_delta_twin
 
 CONTEXTS = (1024, 8192)  # one for a short context, one for a long one
-SETS = 3  # buffers that take turns, so that none stays in a cache
-_STATE_BYTES = 2**26  # of the states that take turns
 
 
 def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) -> list[Contest]:
-    """One race for each shape of attention and of gated-delta layers of the pair, and each number of rows.
+    """One race for each shape of attention and of gated-delta layers of the pair, and each number of rows, and of
+    the acceptance of each width.
 
     To be called, and the races run, in the owner's thread.
     """
-    found: dict[str, Contest] = {}
+    found: dict[tuple[str, str], Contest] = {}
     few = [n for n in rows if few_row_attention.FEWEST_ROWS <= n <= few_row_attention.MOST_ROWS]
-    for attention in _attentions(target, drafter):
+    shapes: list[_Attention | _Delta] = []
+    if dispatcher().wants_metal(few_row_attention.NAME):
+        shapes += _attentions(target, drafter)
+    if dispatcher().wants_metal(gated_delta_verify.NAME):
+        shapes += _deltas(target)
+    for shape in shapes:
         for number in few:
-            contest = attention.contest(number)
-            found.setdefault(contest.key, contest)
-    for delta in _deltas(target):
-        for number in few:
-            contest = delta.contest(number)
-            found.setdefault(contest.key, contest)
+            contest = shape.contest(number)
+            found.setdefault((contest.kernel, contest.key), contest)
+    if drafter is not None and dispatcher().wants_metal(ACCEPT):
+        found |= {(ACCEPT, case.key): case.contest() for case in acceptances(target, drafter, rows)}
     return list(found.values())
+
+
+def acceptances(target: Target, drafter: DraftModel, rows: Sequence[int]) -> Iterator[Case]:
+    """Rejection sampling of a verify pass of each width, from logits to tokens."""
+    vocab, width = target.spec.vocab_size, drafter.config.selector_top_k
+    if width > MAX_CANDIDATES or vocab < 2:
+        return
+    dtype = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
+    sampling = SamplingConfig(temperature=0.7, top_k=most_kept(vocab), top_p=0.95)
+    keys = rng.base_keys(3)
+    for count in rows:
+        if 2 <= count <= drafter.config.block_size:
+            yield _acceptance((1, count, vocab), dtype, width, sampling, keys)
+
+
+def _acceptance(
+    shape: tuple[int, int, int], dtype: mx.Dtype, width: int, sampling: SamplingConfig, keys: mx.array
+) -> Case:
+    def make(key: mx.array) -> tuple[mx.array, ...]:
+        logits, start, drafted = random_pass(shape, dtype, width, key)
+        return logits, start, drafted.tokens, drafted.candidates, drafted.q
+
+    def way(rule: Callable[..., Acceptance]) -> Way:
+        def run(logits: mx.array, start: mx.array, *drafted: mx.array) -> Outputs:
+            kept = rule(logits, start, Drafted(*drafted), sampling, keys)
+            return kept.num_accepted, kept.tokens
+
+        return run
+
+    return Case(ACCEPT, accept_key(*shape[1:], width), make, way(accept), way(accept_twin), 0.0)
 
 
 @dataclass(frozen=True)
@@ -60,10 +100,15 @@ class _Attention:
     def capacity(self) -> int:
         return self.context + few_row_attention.MOST_ROWS
 
+    @property
+    def bytes_each(self) -> int:
+        return 2 * self.kv_heads * self.capacity * self.dim * self.dtype.size
+
     @cached_property
     def buffers(self) -> list[tuple[mx.array, mx.array]]:
-        shape = (1, self.kv_heads, self.capacity, self.dim)
-        pairs = [tuple(_random(shape, self.dtype, seed=2 * n + part) for part in range(2)) for n in range(SETS)]
+        """Keys and values of the layers that take turns; the races of all numbers of rows share them."""
+        shape, count = (1, self.kv_heads, self.capacity, self.dim), sets_needed(self.bytes_each)
+        pairs = [tuple(_random(shape, self.dtype, seed=2 * n + part) for part in range(2)) for n in range(count)]
         mx.eval(pairs)
         return [(keys, values) for keys, values in pairs]
 
@@ -77,32 +122,37 @@ class _Attention:
             queries, keys, self.dtype, window=self.window, sink=0, causal=self.causal
         )
 
-        def ours(few: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-            return run_kernels(call, (few, keys, values, start, base))
+        few = _random(queries, self.dtype, seed=99)
 
-        def stock(few: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-            return attention_twin(few, keys, values, mask)
+        def ours(few: mx.array, keys: mx.array, values: mx.array) -> Outputs:
+            return (run_kernels(call, (few, keys, values, start, base)),)
 
-        def chain(once: Callable[[mx.array, mx.array, mx.array], mx.array], calls: int) -> mx.array:
-            few = _random(queries, self.dtype, seed=99)
-            for number in range(calls):
-                few = once(few, *self.buffers[number % SETS])
-            return few
+        def stock(few: mx.array, keys: mx.array, values: mx.array) -> Outputs:
+            return (attention_twin(few, keys, values, mask),)
+
+        def sets() -> list[Inputs]:
+            return [(few, *pair) for pair in self.buffers]
+
+        def feed(inputs: Inputs, last: mx.array) -> Inputs:
+            return (last, *inputs[1:])  # what one call returns, the next one asks with
 
         def check(name: str) -> None:
             if name == few_row_attention.OURS:
-                inputs = (_random(queries, self.dtype, seed=98), *self.buffers[0])
-                check_equal(ours(*inputs), stock(*inputs), tolerance=rounding(self.dtype), what=few_row_attention.NAME)
+                inputs = (few, *self.buffers[0])
+                check_equal(
+                    ours(*inputs)[0], stock(*inputs)[0], tolerance=rounding(self.dtype), what=few_row_attention.NAME
+                )
 
         return Contest(
             kernel=few_row_attention.NAME,
             key=few_row_attention.race_key(queries, keys, self.dtype, self.window),
             stock=few_row_attention.STOCK,
             chains={
-                few_row_attention.STOCK: lambda calls: chain(stock, calls),
-                few_row_attention.OURS: lambda calls: chain(ours, calls),
+                few_row_attention.STOCK: chain_of(stock, sets, feed),
+                few_row_attention.OURS: chain_of(ours, sets, feed),
             },
             check=check,
+            bytes=self.bytes_each * sets_needed(self.bytes_each),
         )
 
 
@@ -116,11 +166,15 @@ class _Delta:
     dim: int
     dtype: mx.Dtype
 
+    @property
+    def bytes_each(self) -> int:
+        return 4 * self.heads * self.values * self.dim
+
     @cached_property
     def states(self) -> list[mx.array]:
-        shape = (1, self.heads, self.values, self.dim)
-        number = max(2, _STATE_BYTES // (4 * self.heads * self.values * self.dim))
-        states = [_random(shape, mx.float32, seed=n) for n in range(number)]
+        """States of the layers that take turns; the races of all numbers of rows share them."""
+        shape, count = (1, self.heads, self.values, self.dim), sets_needed(self.bytes_each)
+        states = [_random(shape, mx.float32, seed=n) for n in range(count)]
         mx.eval(states)
         return states
 
@@ -130,19 +184,18 @@ class _Delta:
         old, new = self._rows(rows, 0), self._rows(rows, 1)
         call = _target_calls.gated_delta_verify(state, new.k.shape, self.dtype)
 
-        def ours(memory: mx.array, before: Rows) -> list[mx.array]:
-            return dispatcher().run(call, (memory, before.k, before.v, before.g, before.beta, keep, *new.inputs))
+        def ours(memory: mx.array, before: Rows) -> Outputs:
+            inputs = (memory, before.k, before.v, before.g, before.beta, keep, *new.inputs)
+            return tuple(dispatcher().run(call, inputs))
 
-        def stock(memory: mx.array, before: Rows) -> list[mx.array]:
-            return list(gated_delta_twin(memory, before, keep, new))
+        def stock(memory: mx.array, before: Rows) -> Outputs:
+            return gated_delta_twin(memory, before, keep, new)
 
-        def chain(once: Callable[[mx.array, Rows], list[mx.array]], calls: int) -> mx.array:
-            values = old.v
-            for number in range(calls):
-                memory = self.states[number % len(self.states)]
-                # What one call reads out, the next one applies: each waits for the one before.
-                values = once(memory, Rows(old.q, old.k, values, old.g, old.beta))[0]
-            return values
+        def sets() -> list[Inputs]:
+            return [(memory, old) for memory in self.states]
+
+        def feed(inputs: Inputs, last: mx.array) -> Inputs:
+            return inputs[0], replace(old, v=last)  # what one call reads out, the next one applies
 
         def check(name: str) -> None:
             if name == gated_delta_verify.OURS:
@@ -155,10 +208,11 @@ class _Delta:
             key=gated_delta_verify.race_key(state, new.k.shape, self.dtype),
             stock=gated_delta_verify.STOCK,
             chains={
-                gated_delta_verify.STOCK: lambda calls: chain(stock, calls),
-                gated_delta_verify.OURS: lambda calls: chain(ours, calls),
+                gated_delta_verify.STOCK: chain_of(stock, sets, feed),
+                gated_delta_verify.OURS: chain_of(ours, sets, feed),
             },
             check=check,
+            bytes=self.bytes_each * sets_needed(self.bytes_each),
         )
 
     def _rows(self, rows: int, side: int) -> Rows:
@@ -168,14 +222,12 @@ class _Delta:
         q, k = (array / mx.linalg.norm(array, axis=-1, keepdims=True) for array in (q, k))
         v = _random((1, rows, self.heads, self.values), self.dtype, seed=10 * side + 2)
         g, beta = (mx.sigmoid(_random((1, rows, self.heads), mx.float32, seed=10 * side + number)) for number in (3, 4))
-        arrays = Rows(q.astype(self.dtype), k.astype(self.dtype), v, g, beta.astype(self.dtype))
-        mx.eval(arrays.inputs)
-        return arrays
+        return Rows(q.astype(self.dtype), k.astype(self.dtype), v, g, beta.astype(self.dtype))
 
 
 def _attentions(target: Target, drafter: DraftModel | None) -> list[_Attention]:
     found = []
-    if isinstance(target, LayerLoopTarget):
+    if isinstance(target, LayerLoopTarget) and not target.exact:
         dtype = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
         for kind, shape in target.attention.items():
             window = target.window if kind == "sliding" else None
@@ -198,14 +250,17 @@ def _attentions(target: Target, drafter: DraftModel | None) -> list[_Attention]:
 
 
 def _contexts(window: int | None, longest: int | None) -> list[int]:
-    """Lengths of context to race at: a sliding layer's buffer holds hardly more than its window."""
-    most = min(number for number in (window, longest, CONTEXTS[-1]) if number is not None)
+    """Lengths of context to race at: what buffers hold. That of a sliding layer is bounded, but above its window."""
+    most = min(number for number in (longest, CONTEXTS[-1]) if number is not None)
+    if window is not None:
+        most = min(most, window - 1 + GROWTH)
     short = min(most, CONTEXTS[0])
-    return [short, most] if most > SHORT else [short]
+    # A buffer has room for the rows of a pass as well, and grows in steps.
+    return [short, most] if most + few_row_attention.MOST_ROWS > SHORT else [short]
 
 
 def _deltas(target: Target) -> list[_Delta]:
-    if not isinstance(target, LayerLoopTarget):
+    if not isinstance(target, LayerLoopTarget) or target.exact:
         return []
     dtype = target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype
     shapes = {layer_shape(layer.linear_attn) for layer in target.layers if "linear_attn" in layer}

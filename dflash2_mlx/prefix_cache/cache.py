@@ -71,8 +71,7 @@ class PrefixCache:
             ("max_bytes", max_bytes),
             ("disk_max_bytes", disk_max_bytes),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: got {value!r}, expected an integer >= 1")
+            _at_least_one(name, value)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # oldest use first
         self._next = 0
@@ -83,6 +82,22 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def max_bytes(self) -> int:
+        """What the prefixes in memory may take."""
+        return self._max_bytes
+
+    def resize(self, max_bytes: int) -> None:
+        """Hold at most so many bytes in memory from now on; the least recently used prefixes go at once.
+
+        Raises:
+            ConfigError: below 1.
+        """
+        _at_least_one("max_bytes", max_bytes)
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._evict()
 
     @property
     def nbytes(self) -> int:
@@ -190,5 +205,13 @@ class PrefixCache:
                 return
             self._entries[self._next] = entry
             self._next += 1
-            while len(self._entries) > self._max_entries or self.nbytes > self._max_bytes:
-                self._entries.popitem(last=False)
+            self._evict()
+
+    def _evict(self) -> None:
+        while len(self._entries) > self._max_entries or self.nbytes > self._max_bytes:
+            self._entries.popitem(last=False)
+
+
+def _at_least_one(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}: got {value!r}, expected an integer >= 1")

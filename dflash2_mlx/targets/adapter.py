@@ -128,11 +128,11 @@ class LayerLoopTarget:
         return trainable_product(self._table, hidden)
 
     def quantized_matrices(self) -> list[Packed]:
-        """Every matrix that a few rows are multiplied by through `quantized_rows`; the table only where it is the head.
+        """Every matrix with which `quantized_rows` has a choice; the table only where it is the head.
 
-        Layers of experts are MLX's own and not among them.
+        Layers of experts are MLX's own and not among them, and an exact layer has one form for all rows.
         """
-        layers = [layer for _, layer in row_layers(self.text_model)]
+        layers = [layer for _, layer in row_layers(self.text_model) if not layer.exact]
         used = [layer for layer in layers if isinstance(layer, RowsLinear) or layer is self._table]
         return [layer.packed() for layer in used]
 

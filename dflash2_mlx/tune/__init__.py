@@ -3,13 +3,13 @@
 from .background import BackgroundTuning, why_not
 from .race import RaceResult
 from .record import Identity, TuneFolder, TuneRecord, identity_of
-from .run import NOTHING_TO_RACE, Attached, Progress, adopt, attach, tune
+from .run import Attached, Plan, Progress, adopt, attach, nothing_to_race, plan, tune
 
 __all__ = [
-    "NOTHING_TO_RACE",
     "Attached",
     "BackgroundTuning",
     "Identity",
+    "Plan",
     "Progress",
     "RaceResult",
     "TuneFolder",
@@ -17,6 +17,8 @@ __all__ = [
     "adopt",
     "attach",
     "identity_of",
+    "nothing_to_race",
+    "plan",
     "tune",
     "why_not",
 ]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ..chips import this_chip
 from ..errors import Dflash2Error
-from ..kernels._dispatch import dispatcher
 from ..load import Engine
 from ..runtime import owner
-from .record import TuneFolder, TuneRecord
-from .run import NOTHING_TO_RACE, Progress, Steps, tuning
+from .record import TuneFolder, TuneRecord, identity_of
+from .run import Progress, Steps, nothing_to_race, tuning
 
 QUIET_S = 3.0  # without replies before tuning begins, or goes on
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
@@ -26,10 +26,13 @@ def why_not(engine: Engine, record: TuneRecord | None) -> str | None:
     Args:
         record: what is known already.
     """
-    if dispatcher().factory is None:
-        return NOTHING_TO_RACE
+    nothing = nothing_to_race()
+    if nothing is not None:
+        return nothing
     if engine.drafter is None:
         return "no drafter: plain decoding has no width to choose"
+    if not identity_of(this_chip(), engine.fingerprint).lasting:
+        return "this pair has no files: what was found could not be kept for it"
     if record is not None and record.raced:
         return f"tuned already, {record.at}"
     return None
@@ -73,7 +76,12 @@ class BackgroundTuning:
     # On the owner thread.
 
     def ready(self) -> bool:
-        return self._stopped.is_set() or owner().quiet_s >= self._quiet_s
+        if self._stopped.is_set():
+            return True
+        if owner().quiet_s < self._quiet_s:
+            return False
+        with self._folder.alone() as alone:
+            return alone
 
     def step(self) -> bool:
         """One slice; False when there is no more to do."""
@@ -81,10 +89,12 @@ class BackgroundTuning:
             self._let_go()
             return False
         try:
-            return self._advance(self._engine)
-        except (Dflash2Error, RuntimeError, ValueError, OSError) as error:
-            # MLX reports what a launch refuses as RuntimeError or ValueError; the folder raises OSError.
-            self.problem = " ".join(str(error).split())[:300]
+            with self._folder.alone() as alone:
+                return self._advance(self._engine) if alone else True
+        except Exception as error:  # noqa: BLE001 - the owner thread goes on, whatever became of this
+            expected = isinstance(error, Dflash2Error | OSError)
+            said = str(error) if expected else f"{type(error).__name__}: {error}"
+            self.problem = " ".join(said.split())[:300]
             self._end(FAILED, f"{self.name}: tuning failed: {self.problem}")
             return False
 
@@ -95,6 +105,7 @@ class BackgroundTuning:
             self.progress = next(self._steps)
         except StopIteration as end:
             record: TuneRecord = end.value
+            self._steps = None
             self._folder.save(record)
             won = sum(race.winner != race.stock for race in record.races)
             self._end(DONE, f"{self.name}: tuned, {won} of {len(record.races)} races won by our kernels")

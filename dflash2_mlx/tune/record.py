@@ -6,11 +6,14 @@ never trusted in part. Knows nothing of how anything was measured.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +21,21 @@ from typing import Any
 from ..chips import Chip
 from ..costs import PassCosts
 from ..errors import ConfigError
+from ..kernels._dispatch import dispatcher
 from ..kernels._source import all_sources
 from .race import RaceResult
 
 VERSION = 1
+MOST_BYTES = 10_000_000  # of a file: a record has some ten kilobytes
 _PREFIX = "unnamed-"  # of fingerprints that hold for one process only
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a record holds for; anything else needs a record of its own."""
+    """What a record holds for; anything else needs a record of its own.
+
+    `kernels` stands for the text of every kernel and for what `DFLASH2_KERNELS` says of each.
+    """
 
     chip: str
     mlx: str
@@ -45,7 +53,7 @@ class TuneRecord:
     """Costs of passes and winners of races.
 
     `costs` None: passes were not timed. `raced` tells whether the kernels' races were run (there may be none).
-    `at` is a time in UTC, ISO form.
+    `at` is a time in UTC, ISO form. `notes` tell what was left out.
     """
 
     identity: Identity
@@ -56,6 +64,7 @@ class TuneRecord:
     costs: PassCosts | None
     raced: bool
     races: tuple[RaceResult, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def winners(self) -> dict[tuple[str, str], str]:
@@ -88,10 +97,11 @@ class TuneRecord:
             _of(raw, "target", str),
             None if raw.get("drafter") is None else _of(raw, "drafter", str),
             _of(raw, "at", str),
-            float(_of(raw, "seconds", int | float)),
+            _seconds(raw.get("seconds"), "seconds"),
             None if raw.get("costs") is None else PassCosts.from_dict(_of(raw, "costs", Mapping)),
             _of(raw, "raced", bool),
             races,
+            tuple(_of({"notes": note}, "notes", str) for note in _of(raw, "notes", list)) if "notes" in raw else (),
         )
 
 
@@ -107,9 +117,17 @@ def _race(raw: Any) -> RaceResult:
         raise ConfigError(f"tune races: got {raw!r}, expected objects")
     seconds, out = _of(raw, "seconds", Mapping), _of(raw, "out", Mapping)
     kernel, key, stock, winner = (_of(raw, name, str) for name in ("kernel", "key", "stock", "winner"))
-    if not all(isinstance(value, int | float) for value in seconds.values()):
-        raise ConfigError(f"tune races: got {dict(seconds)!r}, expected seconds")
-    return RaceResult(kernel, key, stock, winner, dict(seconds), dict(out))
+    times = {str(name): _seconds(value, "races") for name, value in seconds.items()}
+    if winner != stock and not (times.get(winner) and times.get(stock)):
+        raise ConfigError(f"tune winner: got {winner!r}, expected one that ran, and the stock operation beside it")
+    return RaceResult(kernel, key, stock, winner, times, {str(name): str(reason) for name, reason in out.items()})
+
+
+def _seconds(value: Any, name: str) -> float:
+    # The bound is asked of the number as it is: a whole one may be more than a float can hold.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ConfigError(f"tune {name}: got {value!r}, expected seconds")
+    return float(value)
 
 
 def identity_of(chip: Chip, pair: str) -> Identity:
@@ -118,7 +136,7 @@ def identity_of(chip: Chip, pair: str) -> Identity:
     Args:
         pair: the engine's fingerprint.
     """
-    text = all_sources()
+    text = all_sources() + repr(sorted(dispatcher().wanted.items()))
     name = f"{chip.name or 'unknown chip'}, {chip.architecture or 'no Apple GPU'}, {chip.gpu_cores or '?'} cores"
     return Identity(name, chip.mlx or "unknown", hashlib.sha256(text.encode()).hexdigest()[:16], pair)
 
@@ -157,6 +175,32 @@ class TuneFolder:
             notes += [note] if note is not None else []
         return sorted(found, key=lambda record: record.at, reverse=True), notes
 
+    def check(self) -> None:
+        """Find out whether a record could be kept, before time is spent on one.
+
+        Raises:
+            OSError: the folder cannot be made, or nothing be written in it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.folder, prefix=".tune-"):
+            pass
+
+    @contextmanager
+    def alone(self, wait_s: float = 0.0) -> Iterator[bool]:
+        """Keep other processes from measuring meanwhile: False where one of them does, and goes on doing so.
+
+        A foreground takes it for all of its time, a background for each slice: so it makes way for the other.
+        """
+        try:
+            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:  # nothing can be kept there either; that is told by whoever writes
+            yield True
+            return
+        try:
+            yield _locked(handle, time.monotonic() + wait_s)
+        finally:
+            os.close(handle)
+
     def save(self, record: TuneRecord) -> Path:
         """Write a record whole, or not at all.
 
@@ -170,6 +214,8 @@ class TuneFolder:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
                 json.dump(record.to_dict(), stream, indent=1)
                 stream.write("\n")
+                stream.flush()
+                os.fsync(stream.fileno())
             Path(name).replace(file)
         except BaseException:
             Path(name).unlink(missing_ok=True)
@@ -177,9 +223,27 @@ class TuneFolder:
         return file
 
 
+def _locked(handle: int, until: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        except OSError:  # a file system without locks
+            return True
+        else:
+            return True
+
+
 def _read(file: Path) -> tuple[TuneRecord | None, str | None]:
     try:
+        if not file.is_file():
+            raise ConfigError("not a file")
+        if file.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{file.stat().st_size} bytes, expected at most {MOST_BYTES}")
         return TuneRecord.from_dict(json.loads(file.read_text(encoding="utf-8"))), None
-    except (OSError, ValueError, ConfigError) as error:
+    except (OSError, ValueError, RecursionError, ConfigError) as error:
         line = " ".join(str(error).split())[:200]
         return None, f"{file}: got a tune file that cannot be used ({line}): passed over"

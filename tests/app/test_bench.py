@@ -23,7 +23,7 @@ from tests.pairs import BOOTSTRAP, bootstrap_pair
 
 from .conftest import Run, environment
 
-SMALL = ["bench", "--samples", "2", "--max-tokens", "8", "--repeat", "1"]
+SMALL = ["bench", "--samples", "2", "--max-tokens", "6", "--repeat", "1"]
 FIELDS = """kind complete requests requests_planned model drafter block_size endpoint set revision prompts preset
 max_tokens repeats seed sampling chat_template chat_template_args machine versions busy notices acceptance_sources
 settings recommendation""".split()
@@ -88,7 +88,7 @@ def test_a_pair_is_measured(run: Run, tmp_path: Path) -> None:
 def test_the_table_without_a_drafter(run: Run) -> None:
     ran = run(*SMALL, "--drafter", "none", "--no-phases")
     assert ran.code == 0, ran.err
-    assert "  plain " in ran.out and "in turn" not in ran.out and "up to 8 tokens each, 1 repeat\n" in ran.out
+    assert "  plain " in ran.out and "in turn" not in ran.out and "up to 6 tokens each, 1 repeat\n" in ran.out
     assert not any(word in ran.out for word in ("drafter", "\nadvice", "\nverdict"))
     assert "temperature 0, depth 0: measuring" in ran.err
     refused = run(*SMALL, "--drafter", "none", "--widths", "1,4")
@@ -124,14 +124,15 @@ def test_without_plain_decoding_nothing_is_compared(run: Run) -> None:
     assert "\nverdict" not in ran.out and "\nadvice" not in ran.out
 
 
-def test_options_without_effect_are_told(run: Run) -> None:
+def test_options_without_effect_are_told(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("one\ntwo\n")
     ran = run(*SMALL, "--widths", "1", "--no-phases", "--top-p", "0.9", "--lossless-mode", "coupled", "--samples", "99",
-              "--max-tokens",
-              "2")  # fmt: skip
+              "--prompts", file)  # fmt: skip
     assert ran.code == 0, ran.err
     assert "--top-p has no effect at temperature 0" in ran.out
     assert "--lossless-mode has no effect at temperature 0" in ran.out
-    assert "--samples: 99 were asked for, mini has" in ran.err
+    assert "--samples: 99 were asked for, mine.txt has 2" in ran.err
 
 
 def stopping_after(runs: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,11 @@ def test_the_text_holds_what_the_json_says(run: Run) -> None:
         assert f"cannot     {missing}" in text
 
 
-@pytest.mark.parametrize("drafter", [[], ["--drafter", "none"]])
-def test_the_embedded_pair_is_measured(run: Run, drafter: list[str]) -> None:
+@pytest.mark.parametrize(("drafter", "busy"), [([], 99.0), (["--drafter", "none"], 0.0)])
+def test_the_embedded_pair_is_measured(
+    run: Run, monkeypatch: pytest.MonkeyPatch, drafter: list[str], busy: float
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (busy, 1.0, 1.0))
     ran = run("doctor", "--rows", "3", *drafter)
     lines = ran.out.splitlines()
     assert ran.code == 0
@@ -43,6 +46,7 @@ def test_the_embedded_pair_is_measured(run: Run, drafter: list[str]) -> None:
     assert [row[0] for row in rows] == ["1", "2", "3"]
     first, second = (len(row) for row in rows[:2])
     assert first == 3 and (second == 3 if drafter else second >= 6), "the best width has a word more"
+    assert ("caution    99.0 processes want to run" in ran.out) == bool(busy) and ("caution" in ran.out) == bool(busy)
     assert any(line.startswith("advice") for line in lines)
 
 
@@ -79,13 +83,6 @@ def test_metal_that_is_not_there_is_reported_and_an_error(run: Run, metal_by_nam
     assert found["problem"] == ran.error and found["machine"]["backend"]
     reply = run("generate", "x", "--max-tokens", "3")
     assert reply.code == 1 and reply.out == "" and reply.error == ran.error
-
-
-def test_a_busy_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 1.0, 1.0))
-    assert "caution    99.0 processes want to run" in run("doctor", "--rows", "2").out
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 1.0, 1.0))
-    assert "caution" not in run("doctor", "--rows", "2").out
 
 
 @pytest.mark.parametrize("rows", ["1", "17", "x"])

@@ -35,7 +35,7 @@ def test_generate_streams_the_text_of_the_json(run: Run) -> None:
 
 
 def test_plain_and_drafted_text_are_equal(run: Run) -> None:
-    texts = {run("generate", PROMPT, "--max-tokens", "24", "--no-chat-template", *flags).out for flags in (
+    texts = {run("generate", PROMPT, "--max-tokens", "12", "--no-chat-template", *flags).out for flags in (
         [], ["--plain"], ["--drafter", "none"], ["--block-size", "3"], ["--draft-bits", "4"],
         ["--model", MINI / "target", "--drafter", MINI / "drafter"],
     )}  # fmt: skip

@@ -13,11 +13,13 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.training import TrainSettings
+from tests.pairs import BOOTSTRAP
 
 from .conftest import Run, environment
 
 LINES = [{"text": "import os\nimport sys\n\n\ndef main(argv=None):\n    return os.getcwd()\n" * 3}] * 3
-SMALL = ["--steps", "2", "--sequences", "1", "--anchors", "4", "--layers", "1", "--max-length", "64"]
+MODEL = ["--model", str(BOOTSTRAP / "target")]
+SMALL = [*MODEL, "--steps", "2", "--sequences", "1", "--anchors", "4", "--layers", "1", "--max-length", "64"]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def test_a_drafter_is_trained_and_used(run: Run, data: Path, tmp_path: Path) -> 
     assert ran.code == 0, ran.err
     assert ran.out == "" and "step 2 of 2 · loss" in ran.err and "acceptance" in ran.err
     assert (folder / "train.png").read_bytes().startswith(b"\x89PNG")
-    used = run("generate", "import os", "--drafter", folder, "--max-tokens", "6", "--json")
+    used = run("generate", "import os", *MODEL, "--drafter", folder, "--max-tokens", "6", "--json")
     assert json.loads(used.out)["block_size"] == 4
     again = run("train", data, "--output", folder, *SMALL)
     assert again.code == 2 and "expected a folder without a finished drafter" in again.error
@@ -114,7 +116,7 @@ def test_training_goes_on_from_a_drafter(run: Run, data: Path, tmp_path: Path) -
     assert run("train", data, "--output", first, "--block-size", "4", *SMALL).code == 0
     ran = run("train", data, "--output", second, "--init", first, *SMALL, "--learning-rate", "1e-9")
     assert ran.code == 0, ran.err
-    used = run("generate", "import os", "--drafter", second, "--max-tokens", "4", "--json")
+    used = run("generate", "import os", *MODEL, "--drafter", second, "--max-tokens", "4", "--json")
     assert json.loads(used.out)["block_size"] == 4
     ran = run("train", data, "--output", tmp_path / "third", "--init", first, *SMALL, "--block-size", "5")
     assert ran.code == 2 and ran.error == f"--block-size: got 5, expected 4 as in --init {first}"

@@ -78,6 +78,27 @@ def test_it_begins_beside_a_pair_that_was_not_tuned(jobs: list[Job], tmp_path: P
     tuning.Tuned().stop()
 
 
+def test_what_it_is_at_can_be_told() -> None:
+    job: Any = SimpleNamespace(name="t + d", state="waiting", progress=None, problem=None)
+    empty = {"done": None, "total": None, "what": None, "problem": None}
+    assert tuning.Tuned().now is None
+    assert tuning.Tuned(job=job).now == {"pair": "t + d", "state": "waiting", **empty}
+    job.state, job.progress = "running", tune.Progress(0, 9, "norm_rope 8x8")
+    assert tuning.Tuned(job=job).now == {
+        "pair": "t + d", "state": "running", "done": 0, "total": 9, "what": "norm_rope 8x8", "problem": None,
+    }  # fmt: skip
+    job.state, job.problem = "failed", "No space left on device"
+    assert (tuning.Tuned(job=job).now or {})["problem"] == "No space left on device"
+
+
+def test_it_does_not_begin_where_nothing_could_be_kept(jobs: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "tune").write_text("", encoding="utf-8")
+    taken = tuning.take_up(ENGINE, tmp_path / "tune", background=True)
+    assert taken.job is None and jobs == []
+    assert taken.notes == (f"nothing is tuned in the background: {tmp_path / 'tune'}: File exists",)
+    assert tuning.take_up(ENGINE, tmp_path / "tune", background=False).notes == ()
+
+
 def test_it_does_not_begin_where_it_may_not_or_need_not(
     jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +200,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return found
 
     monkeypatch.setattr(tune, "tune", steps)
+    monkeypatch.setattr(tune, "plan", lambda engine: tune.Plan(196, 470, 8, 134_000_000, 164.5, 12.3, 4096, 2 * 10**9))
     monkeypatch.setattr("dflash2_app.commands.doctor.examine", lambda *_: order.append("examined"))
     return order
 
@@ -187,6 +209,10 @@ def test_doctor_tunes_and_shows_the_races(run: Run, tuned: list[str]) -> None:
     ran = run("doctor", "--tune")
     assert ran.code == 0 and tuned == ["tuned", "examined"]
     assert "tuning: 1 of 2 · passes by rows" in ran.err
+    assert (
+        "tuning: 196 races of 470 contenders, at most about 3 min and what Metal needs to compile; "
+        "passes of 1 to 8 rows, about 12 s; up to 0.1 GB beside the model; Ctrl-C ends it and keeps nothing\n"
+    ) in ran.err
     races = [" ".join(line.split()) for line in ran.out.splitlines() if line.startswith("race ")]
     assert races == [
         "race norm_rope 8x48x128 bfloat16 heads 40 metal 2.00x metal 10.0 us, mlx 20.0 us",
@@ -197,10 +223,21 @@ def test_doctor_tunes_and_shows_the_races(run: Run, tuned: list[str]) -> None:
     assert found["tuning"]["records"][0]["current"] is True
 
 
-def test_tune_needs_a_pair_and_a_folder(run: Run, tuned: list[str], home: Path) -> None:
+def test_tune_needs_a_pair_and_a_folder(run: Run, home: Path) -> None:
     ran = run("doctor", "--quick", "--tune")
     assert ran.code == 2 and ran.error.startswith("--tune: got it beside --quick")
     (home / "settings").mkdir(exist_ok=True)
     (home / "settings" / "tune").write_text("no folder", encoding="utf-8")
     ran = run("doctor", "--tune")
     assert ran.code == 1 and "expected a folder that can be written" in ran.error
+    assert "tuning: no races; passes of 1 to 8 rows; Ctrl-C ends it and keeps nothing" in ran.err
+    assert "tuning: 0 of" not in ran.err
+
+
+def test_without_metal_doctor_says_that_nothing_was_raced() -> None:
+    nothing = "no kernel of ours can run here, so there is nothing to race: MLX has no Metal"
+    assert tuning.race_lines(record(races=(), notes=(nothing,)).to_dict()) == [
+        "races      none", f"note       {nothing}",
+    ]  # fmt: skip
+    some = tuning.race_lines(record(notes=("2 of 4 races: left out after 600 seconds",)).to_dict())
+    assert len(some) == 3 and some[-1] == "note       2 of 4 races: left out after 600 seconds"

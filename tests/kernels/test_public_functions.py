@@ -144,9 +144,9 @@ def test_accept(metal, dtype, settings):
 @pytest.mark.parametrize("settings", [{"top_p": 0.9}, {}, {"top_k": 33}, {"top_k": 50}, {"min_p": 0.1}])
 def test_accept_leaves_to_the_twin_what_needs_the_vocabulary(metal, settings):
     sampling = SamplingConfig(temperature=0.7, **settings)
-    assert not accept_wanted(sampling, 50, 6)
-    assert accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 50, 6)
-    assert not accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 50, 33)
+    assert not accept_wanted(sampling, 4, 50, 6)
+    assert accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 4, 50, 6)
+    assert not accept_wanted(SamplingConfig(temperature=0.7, top_k=32), 4, 50, 33)
 
 
 def test_every_kernel_has_its_test_here():

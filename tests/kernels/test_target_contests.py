@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import few_row_attention, gated_delta_verify, target_contests
+from dflash2_mlx.config import SamplingConfig
+from dflash2_mlx.kernels import _contest, _dispatch, accept, few_row_attention, gated_delta_verify, target_contests
 from dflash2_mlx.kernels._dispatch import KernelMismatch, dispatcher
 from dflash2_mlx.kernels.target_contests import contests
 from tests.tiny import make_tiny_drafter, make_tiny_target
@@ -15,9 +16,17 @@ from tests.tiny import make_tiny_drafter, make_tiny_target
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(target_contests, "CONTEXTS", (40, 2200))
-    monkeypatch.setattr(target_contests, "_STATE_BYTES", 2**15)
+    monkeypatch.setattr(_contest, "ROTATED_BYTES", 2**15)
 
 
+@pytest.fixture
+def believing(monkeypatch):
+    """A dispatcher that believes in Metal; no kernel is run."""
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: pytest.fail("a kernel ran"), True))
+    dispatcher.cache_clear()
+
+
+@pytest.mark.usefixtures("believing")
 def test_a_race_for_every_shape_and_number_of_rows():
     found = contests(make_tiny_target("qwen3_5"), make_tiny_drafter(), [1, 2, 5, 17])
     assert [(contest.kernel, contest.key) for contest in found] == [
@@ -28,10 +37,12 @@ def test_a_race_for_every_shape_and_number_of_rows():
         ],
         *[("few_row_attention", f"4/2 heads of 16 float32 window 8 rows {rows} context up to 2048") for rows in (2, 5)],
         *[("gated_delta_verify", f"4/2 heads of 16x32 float32 rows {rows}") for rows in (2, 5)],
+        *[("accept", f"{rows}x211 top up to 32, 6 candidates") for rows in (2, 5)],
     ]
     assert all(contest.stock == "mlx" and set(contest.chains) == {"mlx", "metal"} for contest in found)
 
 
+@pytest.mark.usefixtures("believing")
 def test_a_sliding_layer_and_a_short_model_have_short_contexts():
     keys = [contest.key for contest in contests(make_tiny_target("llama_sliding"), None, [4])]
     assert keys == [
@@ -50,6 +61,19 @@ def test_contenders_do_the_same_work_and_are_checked(metal):
         ends = [np.array(contest.chains[name](4)) for name in ("mlx", "metal")]
         np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
         assert not np.array_equal(np.array(contest.chains["mlx"](3)), ends[0])  # each call has its part
+
+
+def test_acceptance_is_raced_from_logits_to_tokens(metal):
+    (race,) = [c for c in contests(make_tiny_target("qwen3"), make_tiny_drafter(), [1, 3]) if c.kernel == "accept"]
+    assert race.stock == "mlx" and race.key == "3x211 top up to 32, 6 candidates"
+    race.check("metal")
+    counts = [race.chains[name](2).tolist() for name in ("mlx", "metal")]
+    assert counts[0] == counts[1] and "accept" in dispatcher()._kernels
+    sampling = SamplingConfig(temperature=0.7, top_k=20)
+    assert accept.wanted(sampling, 3, 211, 6)
+    dispatcher().wanted = {**dispatcher().wanted, "accept": "auto"}
+    dispatcher().adopt({("accept", race.key): "mlx"})
+    assert not accept.wanted(sampling, 3, 211, 6) and accept.wanted(sampling, 2, 211, 6)
 
 
 @pytest.mark.parametrize("kernel", ["few_row_attention", "gated_delta_verify"])

@@ -208,6 +208,11 @@ def test_bytes_are_counted_exactly_and_bounded() -> None:
     for marker in range(3):
         told(engine, [marker, *long[1:]], replace(CONFIG, max_tokens=1), prefix_cache=small)
         assert small.nbytes <= cache.nbytes // len(cache)
+    whole = len(cache)
+    cache.resize(cache.nbytes)
+    assert len(cache) == whole
+    cache.resize(cache.nbytes - 1)
+    assert len(cache) == whole - 1 and cache.nbytes <= cache.max_bytes
     tiny = d2.PrefixCache(max_bytes=1000)
     rounds, stats = told(engine, FIRST, CONFIG, prefix_cache=tiny)
     assert len(tiny) == 0 and said(rounds)

@@ -46,7 +46,7 @@ def test_a_ragged_batch_equals_single_runs(family, room):
     single_states = [target.new_state() for _ in PROMPTS]
     single_contexts = [drafter.new_context() for _ in PROMPTS]
     lengths = [0] * batch
-    rounds = [PROMPTS] + [[[chance.randrange(211) for _ in range(BLOCK)] for _ in PROMPTS] for _ in range(14)]
+    rounds = [PROMPTS] + [[[chance.randrange(211) for _ in range(BLOCK)] for _ in PROMPTS] for _ in range(8)]
     for number, sequences in enumerate(rounds):
         ids = padded(sequences)
         # The first pass reads prompts of three lengths: padding is just rows that are not kept.

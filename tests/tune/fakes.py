@@ -12,7 +12,7 @@ from dflash2_mlx import costs
 from dflash2_mlx.kernels._contest import Contest
 from dflash2_mlx.kernels._dispatch import KernelMismatch
 
-STOCK = "stock"
+STOCK = "mlx"
 
 
 class Clock:

@@ -38,6 +38,7 @@ def run(race: Generator[None, None, RaceResult]) -> tuple[RaceResult, int]:
         # Faster in the median, slower in too many turns: each turn is compared within itself.
         ({STOCK: [10, 30, 10, 30, 12], "ours": [11, 29, 11, 11, 11]}, STOCK),
         ({STOCK: [10]}, STOCK),
+        ({STOCK: [10, 10], "ours": [1, 1]}, STOCK),  # too few turns
         ({}, STOCK),
         ({"ours": [1, 1]}, STOCK),
     ],
@@ -53,12 +54,21 @@ def test_the_margin_is_what_it_says():
 
 
 def test_a_race_runs_in_slices_and_keeps_every_time():
-    result, pauses = run(racing(contest({STOCK: 2.0, "ours": 0.5, "slow": 4.0})))
+    result, pauses = run(racing(contest({STOCK: 0.1, "ours": 0.025, "slow": 0.2})))
     assert result.winner == "ours" and result.out == {}
     assert set(result.seconds) == {STOCK, "ours", "slow"}
-    assert result.seconds["ours"] == pytest.approx(0.5, rel=0.3)
+    assert result.seconds["ours"] == pytest.approx(0.025, rel=0.3)
     assert result.gain == pytest.approx(result.seconds[STOCK] / result.seconds["ours"]) and result.gain > 1.5
     assert pauses == 3 * (2 + REPEATS)  # checked, tried, and run in turns
+
+
+def test_a_slow_race_ends_after_a_while_without_a_winner():
+    result, pauses = run(racing(contest({STOCK: 2.0, "ours": 0.9})))
+    assert pauses == 2 * (2 + 1), "both were checked and tried; then one turn"
+    assert result.winner == STOCK and result.out == {"ours": "too slow to tell: 1 of 7 turns"}
+    assert result.seconds["ours"] == pytest.approx(0.9, rel=0.3)
+    result, _ = run(racing(contest({STOCK: 0.5, "ours": 0.2})))  # turns enough, though not all
+    assert result.winner == "ours" and result.out == {}
 
 
 @pytest.mark.parametrize("fault", [WRONG, REFUSED, ValueError("too many threads")])

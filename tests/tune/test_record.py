@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.costs import PassCosts
 from dflash2_mlx.errors import ConfigError
+from dflash2_mlx.kernels._dispatch import dispatcher
 from dflash2_mlx.tune.race import RaceResult
 from dflash2_mlx.tune.record import TuneFolder, TuneRecord, identity_of
 
@@ -93,6 +95,24 @@ def broken(change) -> str:
         (broken(lambda raw: raw["costs"]["draft_s"].update({"8": float("nan")})), "costs draft_s: got '8': nan"),
         (broken(lambda raw: raw["identity"].pop("chip")), "tune chip: got None"),
         (broken(lambda raw: raw.update(raced="yes")), "tune raced: got 'yes'"),
+        # What a hostile hand may write.
+        ("[" * 100_000, "recursion"),
+        ('{"version": 1, "seconds": ' + "9" * 5000 + "}", "cannot be used"),
+        (broken(lambda raw: raw.update(seconds=10**400)), "tune seconds: got 1000"),
+        (broken(lambda raw: raw.update(seconds=True)), "tune seconds: got True"),
+        (broken(lambda raw: raw["costs"]["verify_s"].update({"1": 10**400})), "costs verify_s: got '1': 1000"),
+        (broken(lambda raw: raw["costs"]["verify_s"].update({"9" * 5000: 1})), "costs verify_s: got '9999"),
+        (
+            broken(lambda raw: raw["races"][0].update(winner="nobody")),
+            "tune winner: got 'nobody', expected one that ran",
+        ),
+        (
+            broken(lambda raw: raw["races"][0]["seconds"].update(mlx=0)),
+            "tune winner: got 'metal', expected one that ran",
+        ),
+        (broken(lambda raw: raw["races"][0]["seconds"].update(mlx=-1)), "tune races: got -1, expected seconds"),
+        (broken(lambda raw: raw.update(notes="a note")), "tune notes: got 'a note'"),
+        (broken(lambda raw: raw.update(notes=[3])), "tune notes: got 3"),
     ],
 )
 def test_what_cannot_be_read_is_passed_over_with_a_note(tmp_path: Path, text: str, reason: str):
@@ -104,6 +124,42 @@ def test_what_cannot_be_read_is_passed_over_with_a_note(tmp_path: Path, text: st
     assert reason in note and note.endswith("passed over") and "\n" not in note
     found, notes = folder.records()
     assert [one.identity.pair for one in found] == ["good"] and notes == [note]
+
+
+def test_what_is_no_file_of_ours_is_not_even_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = TuneFolder(tmp_path)
+    folder.save(RECORD)
+    os.mkfifo(tmp_path / "pipe.json")  # to read it would be to wait for ever
+    (tmp_path / "folder.json").mkdir()
+    found, notes = folder.records()
+    assert found == [RECORD] and sum("not a file" in note for note in notes) == len(notes) == 2
+    monkeypatch.setattr("dflash2_mlx.tune.record.MOST_BYTES", 100)
+    assert "bytes, expected at most 100" in (folder.find(IDENTITY)[1] or "")
+
+
+def test_a_folder_that_cannot_hold_a_record_is_known_before(tmp_path: Path):
+    TuneFolder(tmp_path / "new" / "folder").check()
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(OSError):
+        TuneFolder(tmp_path / "file").check()
+
+
+def test_a_record_holds_for_one_choice_of_kernels(monkeypatch: pytest.MonkeyPatch):
+    default = identity_of(CHIP, "pair-1")
+    for choice in ("mlx", "auto,accept=mlx", "qmm_rows_tensor=auto"):
+        monkeypatch.setenv("DFLASH2_KERNELS", choice)
+        dispatcher.cache_clear()
+        assert identity_of(CHIP, "pair-1") != default
+    dispatcher.cache_clear()
+
+
+def test_records_of_the_first_format_have_no_notes(tmp_path: Path):
+    raw = RECORD.to_dict()
+    del raw["notes"]
+    assert TuneRecord.from_dict(raw) == RECORD
+    noted = replace(RECORD, notes=("3 of 9 races: left out",))
+    assert TuneRecord.from_dict(json.loads(json.dumps(noted.to_dict()))) == noted
 
 
 def test_names_of_one_process_are_never_kept():

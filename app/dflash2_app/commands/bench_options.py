@@ -267,6 +267,8 @@ def refuse_beside_analyze(measured: MeasureOptions, server: ServerOptions, resul
     _refuse(given, "--analyze", "an analysis has no use for it")
     if measured.widths is not None and len(measured.widths) != 1:
         raise UsageError(f"--widths: got {len(measured.widths)} beside --analyze, expected one")
+    if measured.repeat == 1:
+        raise UsageError("--repeat: got 1 beside --analyze, expected an integer >= 2")
 
 
 def sampling(

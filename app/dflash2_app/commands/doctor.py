@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import AppError, UsageError
-from ..machine import MOST_ROWS, examine, look, record_of, tune_pair
+from ..machine import MOST_ROWS, examine, look, tune_pair
 from ..output import Output
 from ..settings.paths import find_base
-from ..tuning import overview, overview_lines, race_lines
+from ..tuning import overview, overview_lines, plan_line, race_lines
 from .grouping import grouped
 from .options import ModelOptions, valued
 from .parsers import integer
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _PANEL = "Output"
 GIGA = 10**9
-NOTHING = "no kernel of ours can run here: MLX has no Metal"
 
 Rows = valued("Measurement")("--rows", "N", "Time passes of 1 to N rows", integer(2, MOST_ROWS))
 
@@ -77,11 +76,13 @@ def doctor(
 
 def _tune(found: dict[str, Any], engine: d2.Engine, folder: Path, out: Output) -> None:
     """Tune the pair first, so that what is timed afterwards runs as later loads will."""
+    from dflash2_mlx import tune
+
+    out.info(plan_line(tune.plan(engine)))
     try:
-        follow(out, "tuning", tune_pair(engine, folder))
+        follow(out, "tuning", tune_pair(found, engine, folder))
     except OSError as error:
         raise AppError(f"{folder}: got {error.strerror or error}, expected a folder that can be written") from None
-    found["tuned"] = record_of(engine, folder)
     found["tuning"] = overview(folder)
 
 
@@ -107,8 +108,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"time       {timed['name']:18} {timed['kernel_ms']:.3f} ms, its twin {timed['twin_ms']:.3f} ms")
     lines += overview_lines(found["tuning"])
     if found["tuned"] is not None:
-        lines += ["", *race_lines(found["tuned"])] if found["tuned"]["races"] else []
-        lines += [] if found["tuned"]["races"] else [f"races      none: {NOTHING}"]
+        lines += ["", *race_lines(found["tuned"])]
     if pair is not None:
         lines += ["", *_pair_lines(pair)]
         if found["busy"]:

@@ -1,8 +1,8 @@
 """The engines in memory: loading, making room, leaving.
 
 Owns: one `Held` per load key, the order of last use, and who is using what. Knows no names; `pool.py` gives them. All
-methods belong to the event loop's thread; loading itself happens in a worker thread, one engine at a time. Invariant:
-an engine in use is never dropped; one whose settings have moved on goes when its last user leaves.
+methods belong to the event loop's thread; loading and freeing happen in worker threads, loading one engine at a time.
+Invariant: an engine in use is never dropped; one whose settings have moved on goes when its last user leaves.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import AppError, one_line
+from ..loading import share_prefix_memory
 from .api.errors import UNAVAILABLE, ApiError
 from .served import Served, Source
 
@@ -48,7 +50,8 @@ class Engines:
     """Loads what is asked for and makes room for it.
 
     Args:
-        most_bytes: weights in memory at once; None sets no limit. A source of unknown size counts nothing.
+        most_bytes: weights in memory at once; None sets no limit. A source of unknown size counts nothing. Prefix
+            caches share what the models leave of it.
         most_loaded: engines in memory at once; None sets no limit.
         pinned: whether the engine of a key must stay.
         clock: seconds, for tests.
@@ -68,6 +71,7 @@ class Engines:
         self._pinned, self._clock = pinned, clock
         self._lock = asyncio.Lock()  # one load at a time: two could fill the memory together
         self._freed = asyncio.Event()
+        self._freeing: set[asyncio.Task[None]] = set()
 
     def find(self, key: Hashable) -> Held | None:
         return self._held.get(key)
@@ -88,6 +92,7 @@ class Engines:
         held = self._held.setdefault(source.key, Held(source))
         held.served, held.last_use = served, self._clock()
         held.names.add(source.name)
+        self._share()
 
     @asynccontextmanager
     async def using(self, source: Source) -> AsyncIterator[Served]:
@@ -121,11 +126,20 @@ class Engines:
         return self._let_go(held)
 
     def drop(self, held: Held) -> None:
-        """Take an idle engine out of memory."""
-        if held.served is not None:
-            held.served.stop()
-        held.served = None
-        gc.collect()  # modules of a model refer to each other in circles
+        """Take an idle engine out of memory; `freed` says when the memory is back."""
+        if held.served is None:
+            return
+        held.served.stop()
+        # A prefix cache that ends first writes what waits for the disk: not on the thread of all requests.
+        last, held.served = [held.served], None
+        task = asyncio.create_task(asyncio.to_thread(_free, last))
+        self._freeing.add(task)
+        task.add_done_callback(self._freeing.discard)
+        self._share()
+
+    async def freed(self) -> None:
+        """Wait until the memory of everything that was dropped is back."""
+        await asyncio.gather(*self._freeing)
 
     def _let_go(self, held: Held) -> bool:
         """Drop a retired engine nobody needs any more."""
@@ -177,6 +191,7 @@ class Engines:
             raise _cannot(held) from None
         held.served, held.problem = served, None
         held.last_use = self._clock()
+        self._share()
         log.info("loaded %s in %.1f s", held.source.name, time.perf_counter() - began)
         return served
 
@@ -201,13 +216,28 @@ class Engines:
                     f"model: no room for {source.name}: every loaded model is in use or pinned",
                     status=UNAVAILABLE, param="model", code="out_of_memory",
                 )  # fmt: skip
+        await self.freed()
+
+    def _share(self) -> None:
+        """Fit the prefix caches to the models that are in memory now."""
+        if self._most_bytes is not None:
+            loaded = [held.served.pair.loaded for held in self._in_memory() if held.served is not None]
+            share_prefix_memory(loaded, self._most_bytes)
+
+    def _in_memory(self) -> list[Held]:
+        return [held for held in (*self._held.values(), *self._leaving) if held.served is not None]
 
     def _fits(self, need: int) -> bool:
-        held = [item for item in (*self._held.values(), *self._leaving) if item.served is not None]
+        held = self._in_memory()
         if self._most_loaded is not None and len(held) >= self._most_loaded:
             return False
         taken = sum(item.source.weight_bytes or 0 for item in held)
         return self._most_bytes is None or taken + need <= self._most_bytes
+
+
+def _free(last: list[Any]) -> None:
+    last.clear()  # the only references there are
+    gc.collect()  # modules of a model refer to each other in circles
 
 
 def _cannot(held: Held) -> ApiError:

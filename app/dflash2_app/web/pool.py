@@ -199,6 +199,7 @@ class ModelPool:
             raise ApiError(f"model: {source.name} is {doing}, expected an idle one", status=CONFLICT, param="model")
         if held is not None:
             self._engines.drop(held)
+            await self._engines.freed()
         return self._status(source)
 
     async def reload(self, name: str) -> dict[str, Any]:
@@ -294,6 +295,11 @@ class ModelPool:
 
     def status(self) -> list[dict[str, Any]]:
         return [self._status(source) for source in self._sources.values()]
+
+    def tuning(self) -> list[dict[str, Any]]:
+        """What is tuned in the background, or was, of the engines in memory."""
+        served = (held.served for _, held in self._engines.items())
+        return [one.tuning for one in served if one is not None and one.tuning is not None]
 
     def state(self, name: str) -> dict[str, Any]:
         """One model's entry of `status`.

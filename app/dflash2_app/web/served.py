@@ -50,6 +50,11 @@ class Served:
         self.pair.loaded.stop()
 
     @property
+    def tuning(self) -> dict[str, Any] | None:
+        """What goes on in the background, or has, since it was loaded."""
+        return self.pair.loaded.tuned.now
+
+    @property
     def report(self) -> Report:
         return self.pair.report
 

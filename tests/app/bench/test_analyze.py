@@ -135,7 +135,7 @@ def test_the_picture_is_a_png(tmp_path: Path, drafters: int) -> None:
     assert (tmp_path / "analysis.png").read_bytes().startswith(b"\x89PNG")
 
 
-SMALL = ("bench", "--analyze", "--samples", "3", "--max-tokens", "8", "--temperatures", "0", "--repeat", "2")
+SMALL = ("bench", "--analyze", "--samples", "2", "--max-tokens", "6", "--temperatures", "0", "--repeat", "2")
 
 
 def test_the_embedded_pair_is_analyzed(run: Run, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_without_a_drafter_there_is_nothing_to_analyze() -> None:
         (["--compare", "nowhere"], "drafter: got 'nowhere', expected an existing folder or a Hub id"),
         (["--compare", "mini"], "--compare: got 'mini' twice"),
         (["--temperatures", "0,0.0"], "--temperatures: got"),
-        (["--repeat", "1"], "repeats: got 1, expected"),
+        (["--repeat", "1"], "--repeat: got 1 beside --analyze, expected an integer >= 2"),
         (["--widths", "9"], "--block-size: got 9, expected an integer in 2..8"),
         (["--widths", "3,5"], "--widths: got 2 beside --analyze, expected one"),
         (["--depths", "5"], "--depths: got it beside --analyze"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_app import engine
 from dflash2_app.engine import load_configured, prepare
-from dflash2_app.fit import Room
+from dflash2_app.fit import Room, prefix_shares
+from dflash2_app.loading import Loaded, share_prefix_memory
 from dflash2_app.settings.files import SettingsError
 from dflash2_app.settings.plan import Abilities
 
@@ -199,15 +201,20 @@ def test_what_later_parts_of_the_library_will_get(
     library: FakeLibrary, base: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Any, ...]] = []
+
+    def make(*limits: Any) -> SimpleNamespace:
+        made.append(limits)
+        return SimpleNamespace(max_bytes=limits[1])
+
     monkeypatch.setattr(engine, "ABILITIES", Abilities(draft_window=True, prefix_cache=True))
-    monkeypatch.setattr(d2, "PrefixCache", lambda *limits: made.append(limits) or "cache", raising=False)
+    monkeypatch.setattr(d2, "PrefixCache", make)
     configure(base, o__t={**ON, "dflash_draft_window_size": 6, "dflash_draft_sink_size": 2, "dflash_ssd_cache": True})
     pair = load_configured("o/t")
     assert library.loads[0] | {"draft_window": 6, "draft_sink": 2} == library.loads[0]
-    assert made == [(4, 8 * 2**30, base / "cache" / "dflash2_prefix", 20 * 2**30)] and pair.prefix_cache == "cache"
+    assert made == [(4, 8 * 2**30, base / "cache" / "dflash2_prefix", 20 * 2**30)] and pair.prefix_cache is not None
     configure(base, o__t=ON)
     assert load_configured("o/t").prefix_cache is None, "of no use to a single reply"
-    assert load_configured("o/t", several=True).prefix_cache == "cache"
+    assert load_configured("o/t", several=True).prefix_cache is not None
     monkeypatch.setattr(engine, "check_memory", lambda *_, **__: Room(10**9))
     tight = load_configured("o/t", several=True)
     assert made[-1][1] == 10**9 and "In-memory cache size: 8.6 GB are set" in tight.report.notes[-1]
@@ -215,11 +222,26 @@ def test_what_later_parts_of_the_library_will_get(
 
 def test_a_prefix_cache_takes_no_more_than_the_models_leave() -> None:
     wanted, least = 8 * 2**30, 64 * 2**20
-    assert Room().prefix_bytes(wanted) == (wanted, None), "nothing is known of this machine"
-    assert Room(wanted).prefix_bytes(wanted) == (wanted, None)
-    given, note = Room(10**9).prefix_bytes(wanted)
-    assert given == 10**9 and note is not None and note.startswith("In-memory cache size: 8.6 GB are set and 1.0 GB")
-    assert Room(0).prefix_bytes(wanted)[0] == least
+    assert Room().prefix_bytes(wanted) == wanted, "nothing is known of this machine"
+    assert [Room(spare).prefix_bytes(wanted) for spare in (wanted, 10**9, 0)] == [wanted, 10**9, least]
+    assert prefix_shares([], 5) == []
+    assert prefix_shares([9 * least, least, 9 * least], 7 * least) == [3 * least, least, 3 * least]
+    assert prefix_shares([9 * least, least // 2], -1) == [least, least // 2]
+
+
+def test_prefix_caches_share_what_all_models_leave() -> None:
+    def loaded(wanted: int | None, needs: int | None) -> Loaded:
+        cache = None if wanted is None else d2.PrefixCache(max_bytes=wanted)
+        return Loaded(Any, notes=("n",), prefix_cache=cache, prefix_wanted=wanted, needs_bytes=needs)
+
+    giga = 10**9
+    one, two, without = loaded(8 * giga, 10 * giga), loaded(8 * giga, 20 * giga), loaded(None, 2 * giga)
+    assert one.present_notes == without.present_notes == ("n",)
+    share_prefix_memory([one, two, without], 42 * giga)
+    assert [item.prefix_cache.max_bytes for item in (one, two)] == [5 * giga, 5 * giga]
+    assert one.present_notes[1].startswith("In-memory cache size: 8.0 GB are set and 5.0 GB used")
+    share_prefix_memory([one], 42 * giga)
+    assert one.prefix_cache.max_bytes == 8 * giga and one.present_notes == ("n",)
 
 
 def test_request_levels(library: FakeLibrary, base: Path, pairs: list[tuple[str, str]]) -> None:

@@ -90,7 +90,7 @@ MODES = pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode
 @MODES
 @pytest.mark.parametrize("name", NAMES)
 def test_a_little_of_everything(server: Running, name: str, mode: GenerationMode) -> None:
-    fuzz(server, name, mode, 12, repeatable=True)
+    fuzz(server, name, mode, 6, repeatable=True)
 
 
 @pytest.mark.slow

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import dflash2_mlx as d2
 from dflash2_app.web.api.errors import ApiError
 from dflash2_app.web.pool import ModelPool
 
@@ -144,5 +148,51 @@ def test_a_failed_load_is_told_and_tried_again() -> None:
         assert (await pool.load("a"))["problem"] is None
         with pytest.raises(ApiError, match="expected one of: a"):
             await pool.load("b")
+
+    run(work())
+
+
+def test_a_slow_end_of_a_model_holds_nobody_up() -> None:
+    """A prefix cache that still has to write to a disk ends with its model."""
+    ending, may_end = threading.Event(), threading.Event()
+
+    class Slow:
+        def __del__(self) -> None:
+            ending.set()
+            may_end.wait(20)
+
+    async def work() -> None:
+        pool = ModelPool([source("a"), source("b")], most_loaded=1, clock=Clock())
+        async with pool.using("a") as served:
+            object.__setattr__(served, "slow", Slow())
+        del served
+        asked = asyncio.create_task(pool.load("b"))
+        while not ending.is_set():
+            await asyncio.sleep(0.01)  # the loop goes on
+        await asyncio.sleep(0.05)
+        assert not asked.done() and loaded(pool) == [], "b waits for the memory"
+        may_end.set()
+        await asked
+        assert loaded(pool) == ["b"]
+
+    run(work())
+
+
+def test_models_in_memory_share_what_is_left_for_prefix_caches() -> None:
+    caches = {name: d2.PrefixCache(max_bytes=2**30) for name in "ab"}
+
+    def make(name: str) -> Served:
+        served = tiny_served(name, cache=caches[name])
+        held = replace(served.pair.loaded, prefix_wanted=2**30, needs_bytes=2**30)
+        return replace(served, pair=replace(served.pair, loaded=held))
+
+    async def work() -> None:
+        pool = ModelPool([ReadySource(name, functools.partial(make, name)) for name in "ab"], most_bytes=3 * 2**30)
+        await pool.load("a")
+        assert caches["a"].max_bytes == 2**30
+        await pool.load("b")
+        assert [cache.max_bytes for cache in caches.values()] == [2**29, 2**29]
+        await pool.unload("a")
+        assert caches["b"].max_bytes == 2**30
 
     run(work())

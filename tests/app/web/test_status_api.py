@@ -14,6 +14,7 @@ import dflash2_mlx as d2
 from dflash2_app.web.connected import SIGN_S
 from dflash2_app.web.log_buffer import LogBuffer
 from dflash2_app.web.pages import status_api
+from dflash2_mlx.runtime import owner
 
 from .conftest import HELLO, Running, serving
 from .models import scripted, source_of, tiny_served
@@ -64,6 +65,14 @@ def test_doctor_looks_without_loading(server: Running) -> None:
         answer = server.http.post("/api/doctor", json=body)
         assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(told)
     assert server.http.post("/api/doctor", json={"model": "nobody"}).status_code == 404
+
+
+def test_a_page_that_follows_the_status_keeps_no_tuning_waiting(server: Running) -> None:
+    owner().call(lambda: None)
+    time.sleep(0.3)
+    for path in ("/api/status", "/api/doctor", "/v1/models/status", "/metrics", "/api/models"):
+        assert server.http.get(path).status_code == 200
+    assert owner().quiet_s >= 0.3
 
 
 def ended(server: Running) -> dict[str, Any]:

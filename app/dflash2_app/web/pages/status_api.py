@@ -101,13 +101,14 @@ class StatusApi:
         })  # fmt: skip
 
     async def doctor(self, _: Request) -> Response:
-        """What `doctor --quick --json` prints, and the examination that was asked for last."""
+        """What `doctor --quick --json` prints, what is tuned now, and the examination that was asked for last."""
         if self._machine is None:
             self._machine = await asyncio.to_thread(look, self._tune_folder)
         last = None if self._examination is None else self._examination.to_dict()
         tuning = await asyncio.to_thread(overview, self._tune_folder)
         return json_response({
-            **self._machine, "kernels": kernels(), "tuning": tuning, "most_rows": MOST_ROWS, "examination": last,
+            **self._machine, "kernels": kernels(), "tuning": tuning, "tuning_now": self._service.pool.tuning(),
+            "most_rows": MOST_ROWS, "examination": last,
         })  # fmt: skip
 
     @property

@@ -67,6 +67,20 @@ def test_what_was_tuned_here(page: Page, watched: Running) -> None:
     )
 
 
+def test_what_is_tuned_now_is_followed_to_its_end(
+    page: Page, watched: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = {"pair": "target + drafter", "state": "waiting", "done": None, "total": None, "what": None, "problem": None}
+    monkeypatch.setattr(watched.service.pool, "tuning", lambda: [now])
+    kernels = page.get_by_role("region", name="Kernels", exact=True)
+    page.goto(f"{watched.url}/#/status")
+    expect(kernels).to_contain_text("target + drafter: is tuned once nobody asks for anything")
+    now |= {"state": "running", "done": 0, "total": 68, "what": "passes by rows"}
+    expect(kernels).to_contain_text("is tuned while nobody asks for anything, 0 of 68 · passes by rows", timeout=20_000)
+    now |= {"state": "failed", "problem": "No space left on device"}
+    expect(kernels).to_contain_text("tuning failed: No space left on device", timeout=20_000)
+
+
 def test_a_phone_and_the_dark(page: Page, watched: Running) -> None:
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     page.emulate_media(color_scheme="dark")

@@ -4,6 +4,7 @@ import { linePlot } from "../bench/plots.js";
 import { el, field, fill, fmt, select } from "../dom.js";
 
 const AGAIN_MS = 1000;
+const TUNING_MS = 3000;
 
 /** The panels of the machine; they look after themselves. */
 export function doctorPanels({ signal }) {
@@ -28,7 +29,9 @@ export function doctorPanels({ signal }) {
     if (!found || signal.aborted) return;
     show(found);
     const { examination } = found;
+    clearTimeout(timer);
     if (examination && !["done", "failed"].includes(examination.state)) timer = setTimeout(() => watch(show), AGAIN_MS);
+    else if (found.tuning_now.some(underWay)) timer = setTimeout(() => watch(show), TUNING_MS);
   };
   signal.addEventListener("abort", () => clearTimeout(timer));
   const start = (names) => {
@@ -73,12 +76,21 @@ function kernelTable(found) {
         el("th.mono", { scope: "row" }, kernel.name), el("td", {}, kernel.wanted),
         el("td", {}, el("span.badge", { class: kernel.runs === "metal" ? "good" : "" }, kernel.runs === "metal" ? "Metal" : "MLX twin")),
         el("td", {}, kernel.tested ? "yes" : "no"), el("td.wrap", {}, kernel.reason ?? "–")))))),
-    ...tuned(found.tuning),
+    ...tuned(found.tuning, found.tuning_now),
   ];
 }
 
-/** What races and timed passes found on this machine, newest first, in the words of `doctor`. */
-function tuned({ records, notes }) {
+const underWay = ({ state }) => state === "waiting" || state === "running";
+
+/** What goes on in the background, for one pair. */
+function tuningLine({ pair, state, done, total, what, problem }) {
+  if (state === "waiting") return `${pair}: is tuned once nobody asks for anything`;
+  if (state === "running") return `${pair}: is tuned while nobody asks for anything, ${done ?? 0} of ${total ?? "?"}${what ? ` · ${what}` : ""}`;
+  return { done: null, stopped: `${pair}: tuning was stopped`, failed: `${pair}: tuning failed: ${problem}` }[state];
+}
+
+/** What races and timed passes found on this machine, newest first, in the words of `doctor`; and what goes on. */
+function tuned({ records, notes }, now) {
   const line = (record) => [
     [record.target, record.drafter].filter(Boolean).join(" + "), record.at,
     !record.raced ? "costs of passes only"
@@ -89,7 +101,7 @@ function tuned({ records, notes }) {
     el("h3", {}, "Tuned"),
     records.length ? el("ul", {}, records.map((record) => el("li.wrap", {}, line(record))))
       : el("p.dim", {}, "Nothing yet: kernels run by default, costs of passes are computed or measured when needed."),
-    notes.map((text) => el("p.note", {}, text)),
+    [...now.map(tuningLine).filter(Boolean), ...notes].map((text) => el("p.note", {}, text)),
   ];
 }
 
