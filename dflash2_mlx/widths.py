@@ -10,6 +10,8 @@ Reference: DFlash 2 specification 6.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from operator import mul
 from typing import Protocol
 
 from .costs import PassCosts, expected_tokens
@@ -41,78 +43,83 @@ class Fixed:
 class Acceptance:
     """Share of drafts accepted at each position, as rounds have shown it.
 
-    A long memory gives steady numbers; a short one beside it notices when the text has changed, and then takes its
-    place. Where little was seen the position before stands in: an estimate of a position that was not drafted for a
-    while drifts back to its neighbour's, so that wider rounds are tried again.
+    Two memories count. The long one (a hundred rounds) is steady, the short one (seven) follows a change of text;
+    what they say is mixed by how likely each held the rounds just seen. That likelihood ratio is the whole test for a
+    change: no threshold to choose, few rounds suffice where the two disagree much, and at ordinary acceptance it does
+    not take bad luck for a change, because bad luck makes the short memory foretell worse. It loses little to the
+    better memory of any text, and where acceptance comes in streaks the short one wins for good.
+
+    Where little was seen the position before stands in: an estimate of a position that was not drafted for a while
+    drifts back to its neighbour's, so that wider rounds are tried again without a bonus for the unknown.
 
     Args:
         positions: drafted positions of the widest round.
+        first: share of the first position before anything was seen.
     """
 
-    FIRST = 0.7  # share of the first position before anything was seen
-    WEIGHT = 1.0  # rounds that what stands in counts for
-    LONG, SHORT = 0.97, 0.9  # kept per round: about 33 and 10 rounds are remembered
-    CHANGED = 2.5  # standard deviations between the two that mean another kind of text
+    WEIGHT = 0.75  # rounds that what stands in counts for: two or three rounds outweigh it
+    KEPT = (0.99, 0.85)  # of each memory per round: about 100 and 7 rounds are remembered
+    TRUST = 0.97  # kept per round of how well a memory foretold: which one is better may change, too
 
-    def __init__(self, positions: int):
-        self._positions = positions
-        self.forget()
-
-    def forget(self) -> None:
-        """Start again from what stands in."""
-        self._long, self._short = _Counts(self._positions, self.LONG), _Counts(self._positions, self.SHORT)
+    def __init__(self, positions: int, first: float):
+        self._memories = [_Memory(positions, first, kept, self.WEIGHT) for kept in self.KEPT]
+        self._merits = [0.0] * len(self._memories)  # logarithms
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Count a round that drafted and accepted so many."""
-        self._long.add(drafted, accepted)
-        self._short.add(drafted, accepted)
-        if self._has_changed():
-            self._long.tried, self._long.kept = list(self._short.tried), list(self._short.kept)
+        for which, memory in enumerate(self._memories):
+            self._merits[which] = self.TRUST * self._merits[which] + memory.foretold(drafted, accepted)
+            memory.count(drafted, accepted)
 
-    def shares(self, hope: float = 0.0) -> list[float]:
-        """Estimated share of rounds that accept each position, of those that accepted all before it.
-
-        Args:
-            hope: standard deviations that the estimates are raised by: what the shares may well be.
-        """
-        shares, before = [], self.FIRST
-        for tried, kept in zip(self._long.tried, self._long.kept, strict=True):
-            before = (kept + self.WEIGHT * before) / (tried + self.WEIGHT)
-            doubt = hope * math.sqrt(before * (1.0 - before) / (tried + self.WEIGHT))
-            shares.append(min(1.0, before + doubt))
-        return shares
-
-    def _has_changed(self) -> bool:
-        """Whether what was seen lately would be a rare accident under the long memory."""
-        gap = spread = 0.0
-        for share, tried, kept in zip(self.shares(), self._short.tried, self._short.kept, strict=True):
-            share = min(max(share, 0.02), 0.98)
-            gap += kept - tried * share
-            spread += tried * share * (1.0 - share)
-        return gap * gap > self.CHANGED**2 * spread
+    def shares(self) -> list[float]:
+        """Estimated share of rounds that accept each position, of those that accepted all before it."""
+        best = max(self._merits)
+        weights = [math.exp(merit - best) for merit in self._merits]
+        said = [memory.shares for memory in self._memories]
+        return [sum(map(mul, weights, of_position)) / sum(weights) for of_position in zip(*said, strict=True)]
 
 
-class _Counts:
+class _Memory:
     """Rounds that drafted and reached each position, and those that accepted it; both fade."""
 
-    def __init__(self, positions: int, fade: float):
-        self._fade = fade
-        self.tried = [0.0] * positions
-        self.kept = [0.0] * positions
+    SURE = 0.999  # nothing is held for more certain: one surprise must not decide alone
 
-    def add(self, drafted: int, accepted: int) -> None:
-        for position in range(len(self.tried)):
+    def __init__(self, positions: int, first: float, kept: float, weight: float):
+        self._first, self._kept, self._weight = first, kept, weight
+        self._reached = [0.0] * positions
+        self._accepted = [0.0] * positions
+        self.shares = [first] * positions
+
+    def foretold(self, drafted: int, accepted: int) -> float:
+        """Logarithm of the chance that this memory gave what the round did."""
+        chances = [*self.shares[:accepted], *(1.0 - share for share in self.shares[accepted:drafted][:1])]
+        return sum(math.log(max(chance, 1.0 - self.SURE)) for chance in chances)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        share, weight = self._first, self._weight
+        for position in range(len(self.shares)):
             reached = position < drafted and position <= accepted
-            self.tried[position] = self._fade * self.tried[position] + reached
-            self.kept[position] = self._fade * self.kept[position] + (reached and position < accepted)
+            self._reached[position] = self._kept * self._reached[position] + reached
+            self._accepted[position] = self._kept * self._accepted[position] + (reached and position < accepted)
+            # What stands in is the estimate of the position before.
+            share = (self._accepted[position] + weight * share) / (self._reached[position] + weight)
+            self.shares[position] = share
 
 
 class Adaptive:
     """The width with the most expected tokens per second, from the costs of passes and the acceptance seen so far.
 
-    Where no width beats plain decoding, it rests at width 1 and tries a few rounds now and then, less and less often:
-    a drafter that never helps costs a few rounds in hundreds. It rests only when drafting would not even pay if luck
-    had been bad lately, so that a small gain is not given up for noise.
+    Where no width is expected to beat plain decoding it rests at width 1. Three rules bound what that may lose:
+
+    - A rest hides that the text has become easy again, while drafting through a hard stretch often costs little. So
+      what drafting has saved pays for going on, at most `PURSE` plain passes of it; where it has saved nothing, as
+      with a hopeless drafter, the rest begins as soon as the estimate says so.
+    - A rest is twice as long after each failure, until what was lost before it is `PRICE` of it. So in the long run
+      a drafter that never helps costs `PRICE`, whatever a pass costs here, and where trying is cheap it is tried often.
+    - What ends a rest is the cheapest round there is, and nothing that was seen before it counts any more: refused
+      drafts end the trial, accepted ones widen it.
+
+    Widths change only for a gain, as each is a graph of its own and on Metal often other kernels.
 
     Args:
         costs: seconds per pass, measured on this machine or computed for it.
@@ -120,23 +127,22 @@ class Adaptive:
         depth: positions before the first round; passes get dearer as the text grows.
     """
 
-    BETTER = 1.01  # a change must promise this much, or noise would keep the width moving
-    STAY = 3  # rounds between two changes: the first of them is read one round late
-    TRIAL = 3  # rounds of a trial, at least
-    SELDOM = 4  # times longer rests where drafting pays only for text that is easier than usual
-    FIRST_REST, LONGEST_REST = 16, 256  # rounds at width 1 before the next trial
-    HOPE = 0.35  # standard deviations that estimates are raised by, so that what is unknown gets tried
+    FIRST, AGAIN = 0.8, 0.5  # acceptance to begin with: of a reply, and after a rest
+    BETTER = 1.015  # what a change of width must promise at least
+    STAY = 2  # rounds between two changes, and of a trial at least: the first of them is read one round late
+    PURSE = 10.0  # plain passes
+    SHORTEST = 8  # rounds of the shortest rest
+    PRICE = 0.015  # of plain decoding's time
     DEEPER = 64  # positions after which costs are computed anew
 
     def __init__(self, costs: PassCosts, most: int, *, depth: int = 0):
         self._costs, self._most, self._depth = costs, most, depth
-        self._seen = Acceptance(most - 1)
+        self._seen = Acceptance(most - 1, self.FIRST)
         self._reckon()
-        self._rest = self.FIRST_REST // 2
-        self._won = self._spent = 0.0  # since the last rest, by drafting: tokens, and plain passes that it cost
-        self._width = self._best(self._seen.shares())
-        self._pays_at_first = self._width > 1  # where not, only text that is easier than usual makes drafting pay
-        self._left = self._rest if self._width == 1 else self.STAY  # rounds before the width may change
+        self._won = self._purse = 0.0  # plain passes that drafting saved since the last rest; those it may still lose
+        self._rests = 0  # in a row, with no drafting between them that paid
+        self._width = self._best((1, *self._usable), self._seen.shares())
+        self._left = self.SHORTEST if self._width == 1 else self.STAY  # rounds before the width may change
 
     def width(self) -> int:
         if self._depth >= self._reckoned + self.DEEPER:
@@ -152,8 +158,9 @@ class Adaptive:
         self._depth += num_accepted + 1
         if width > 1:
             self._seen.learn(width - 1, num_accepted)
-            self._won += num_accepted + 1
-            self._spent += self._cost[width]
+            saved = num_accepted + 1 - self._cost[width]
+            self._won += saved
+            self._purse = min(self.PURSE, self._purse + saved)
 
     def _reckon(self) -> None:
         """Costs of rounds here, in plain passes; a draft's own pass and its verify belong together."""
@@ -165,40 +172,35 @@ class Adaptive:
         # Accepting everything, a width brings as many tokens as it has rows: what costs more can never pay.
         self._usable = [w for w in widths if w > self._cost[w]]
 
-    def _gain(self, width: int, shares: list[float]) -> float:
+    def _gain(self, width: int, shares: Sequence[float]) -> float:
         """Tokens per second over those of plain decoding."""
         return expected_tokens(shares, width) / self._cost[width]
 
-    def _best(self, shares: list[float]) -> int:
-        return max((1, *self._usable), key=lambda width: (self._gain(width, shares), -width))
+    def _best(self, widths: Sequence[int], shares: Sequence[float]) -> int:
+        return max(widths, key=lambda width: (self._gain(width, shares), -width))
 
     def _change(self) -> None:
         if self._width == 1:
             self._try()
             return
-        shares = self._seen.shares(self.HOPE)
-        best = self._best(shares)
-        if best == 1:
+        shares, now = self._seen.shares(), self._width
+        best = self._best(self._usable, shares)
+        if self._gain(best, shares) <= 1.0 and self._purse <= 0.0:
             self._park()
-        elif self._width not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(
-            self._width, shares
-        ):
+        elif now not in self._usable or self._gain(best, shares) > self.BETTER * self._gain(now, shares):
             self._width, self._left = best, self.STAY
 
     def _park(self) -> None:
-        """Rest: shortly where drafting has just paid, else longer than before."""
-        first = self.FIRST_REST * (1 if self._pays_at_first else self.SELDOM)
-        longer = min(max(2 * self._rest, first), self.LONGEST_REST)
-        self._rest = self.FIRST_REST if self._won > self._spent else longer
-        self._width, self._left, self._won, self._spent = 1, self._rest, 0.0, 0.0
+        """Rest until what was lost is a small part of it; after few failures shorter."""
+        if self._won >= 0.0:
+            self._rests = 0
+        doubled = self.SHORTEST * 2**self._rests
+        self._left = max(self.SHORTEST, min(doubled, math.ceil(-self._won / self.PRICE)))
+        self._width, self._rests = 1, self._rests + 1
+        self._won = self._purse = 0.0
 
     def _try(self) -> None:
-        """After a rest: the narrowest width that pays if things go fairly well; it widens by itself if they do."""
-        self._seen.forget()
-        shares = self._seen.shares()
-        paying = [width for width in self._usable if self._gain(width, shares) > 1.0]
-        self._width = paying[0] if paying else self._best_drafting(shares)
-        self._left = self.TRIAL
-
-    def _best_drafting(self, shares: list[float]) -> int:
-        return max(self._usable, key=lambda width: self._gain(width, shares))
+        """After a rest: the cheapest round, of equals the widest."""
+        self._seen = Acceptance(self._most - 1, self.AGAIN)
+        self._width = min(self._usable, key=lambda width: (self._cost[width], -width))
+        self._left = self.STAY

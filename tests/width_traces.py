@@ -2,7 +2,11 @@
 
 A trace says for every position of a text how many drafts a block beginning there has accepted, so that every policy
 can be played over the same text. Recorded ones (`benchmarks.record_traces`) are real replies of the embedded pair;
-made ones follow shares by position. Costs are the model's for a 27B pair, never measured on a chip.
+made ones follow shares by position. Costs are the model's for a 27B pair, never measured on a chip, and made-up ones.
+
+The policy's constants were chosen on one half (`TUNING`: tables, `tuning`: traces) and are judged on the other
+(`HELD_OUT`, `held_out`): other chips and shapes of cost, other prompts, other ways to sample, texts the embedded pair
+never learnt, and made texts of other rates, changes and shapes. Whoever changes a constant looks at the first half.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,15 +23,16 @@ from pathlib import Path
 from dflash2_mlx.chips import read_chip
 from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import OwnKernels, predict, workload
-from dflash2_mlx.costs import PassCosts
+from dflash2_mlx.costs import PassCosts, expected_tokens
 from dflash2_mlx.memory import Precision
 from dflash2_mlx.widths import WidthPolicy
 from tests.published import DFLASH2
 from tests.test_memory_estimate import QWEN_27B
 
-RECORDED = Path(__file__).parent / "data" / "traces.json"
+_DATA = Path(__file__).parent / "data"
 BLOCK = 8
-LENGTH = 8000  # tokens of a trace: shorter ones have a best fixed width by luck
+LUCK = 20
+LENGTH = 6000  # tokens of a trace: shorter ones have a best fixed width by luck
 CHIPS = {
     "M1 Pro": ("applegpu_g13s", "Apple M1 Pro"),
     "M3 Max": ("applegpu_g15s", "Apple M3 Max"),
@@ -58,6 +64,10 @@ class Played:
         return self.tokens / self.seconds
 
 
+TUNING = ("M1 Pro stock", "M1 Pro own", "M3 Max stock", "M5 Max own", "linear", "steep", "step at 5")
+HELD_OUT = ("M3 Max own", "M4 Pro stock", "M4 Pro own", "M5 Max stock", "flat", "gentle", "step at 6", "wall at 8")
+
+
 @cache
 def cost_tables() -> Mapping[str, PassCosts]:
     """The 27B pair with 4-bit weights on several chips, with MLX's few-row kernels and with ours."""
@@ -71,6 +81,26 @@ def cost_tables() -> Mapping[str, PassCosts]:
             assert costs is not None
             found[f"{name} {kind}"] = costs
     return found
+
+
+def all_tables() -> Mapping[str, PassCosts]:
+    """Those of the chips, and made-up ones with other shapes."""
+    return {
+        **cost_tables(),
+        "flat": made_up(row=0.005),
+        "gentle": made_up(row=0.07, draft=0.15),
+        "linear": made_up(row=0.2),
+        "steep": made_up(row=0.5, draft=0.2),
+        "step at 5": made_up(row=0.03, jump=0.8),
+        "step at 6": made_up(row=0.03, jump=0.5, first=6, draft=0.2),
+        "wall at 8": made_up(row=0.03, jump=3.0, first=8),
+    }
+
+
+def made_up(row: float, jump: float = 0.0, first: int = 5, draft: float = 0.1) -> PassCosts:
+    """A plain pass takes 1, each further row `row`, passes of `first` rows or more a `jump`, a draft pass `draft`."""
+    verify = {rows: 1.0 + row * (rows - 1) + jump * (rows >= first) for rows in range(1, BLOCK + 1)}
+    return PassCosts(verify, {width: draft + 0.01 * width for width in range(2, BLOCK + 1)})
 
 
 def play(policy: WidthPolicy, costs: PassCosts, trace: Trace, depth: int = 0) -> Played:
@@ -126,23 +156,26 @@ KINDS = {
     "reasoning": ("calculation", "word problem", "units", "calendar", "series", "sorting"),
     "copying": ("extraction", "table", "rewriting", "echo", "lookup"),
     "writing": ("code", "about", "capitals", "story"),
+    "never learnt": ("strange",),
 }
 
 
-def recorded(length: int = LENGTH) -> list[Trace]:
-    """The embedded pair's replies as long texts: of all kinds at temperature 0, and of each kind at 1."""
-    entries = json.loads(RECORDED.read_text(encoding="utf-8"))["traces"]
-    every = tuple(family for families in KINDS.values() for family in families)
-    parts = [("all kinds", 0.0, every), *((kind, 1.0, families) for kind, families in KINDS.items())]
-    found = []
-    for number, (kind, temperature, families) in enumerate(parts):
-        chosen = [one for one in entries if one["temperature"] == temperature and one["family"] in families]
-        replies, draw, text = [reply for one in chosen for reply in one["replies"]], random.Random(number), ""
-        while len(text) < length:  # again in another order where there are not enough
-            draw.shuffle(replies)
-            text += "".join(replies)
-        found.append(Trace(f"{kind}, T {temperature:g}", tuple(map(int, text[:length]))))
+def recorded(file: str) -> Mapping[tuple[str, float], list[str]]:
+    """Replies of a recorded file by kind of prompt and temperature: a digit for each token."""
+    found: dict[tuple[str, float], list[str]] = {}
+    for one in json.loads((_DATA / file).read_text(encoding="utf-8"))["traces"]:
+        kind = next(name for name, families in KINDS.items() if one["family"] in families)
+        found.setdefault((kind, one["temperature"]), []).extend(one["replies"])
     return found
+
+
+def as_text(name: str, replies: Sequence[str], length: int, seed: int) -> Trace:
+    """Replies one after another, again in another order where there are not enough."""
+    replies, draw, text = list(replies), random.Random(seed), ""
+    while len(text) < length:
+        draw.shuffle(replies)
+        text += "".join(replies)
+    return Trace(name, tuple(map(int, text[:length])))
 
 
 # Conditional shares by position. Level and falling ones have the form of published tables.
@@ -157,21 +190,65 @@ SHARES = {
 }
 
 
-def made(length: int = LENGTH) -> list[Trace]:
-    """Texts of one kind, and ones that change."""
-    found = [_made(name, [shares], length, number) for number, (name, shares) in enumerate(SHARES.items())]
-    changes = {
-        "high, then never": ["high", "never"],
-        "never, then good": ["never", "good"],
-        "good and poor in turn": ["good", "poor"] * 3,
-        "all kinds": [*SHARES, *reversed(SHARES)],
+def level(share: float) -> list[float]:
+    """The same share at every position."""
+    return [share] * (BLOCK - 1)
+
+
+def tuning(length: int = LENGTH) -> list[Trace]:
+    """What the constants were chosen on."""
+    replies = recorded("traces.json")
+    every = [reply for (_, temperature), some in replies.items() if temperature == 0 for reply in some]
+    found = [as_text("all kinds, T 0", every, length, 0)]
+    for number, (kind, temperature) in enumerate(key for key in replies if key[1] == 1):
+        found.append(as_text(f"{kind}, T 1", replies[kind, temperature], length, 1 + number))
+    found += [made(name, [shares], length, 50 + number) for number, (name, shares) in enumerate(SHARES.items())]
+    changes: dict[str, list[Sequence[float]]] = {
+        "high, then never": [SHARES["high"], SHARES["never"]],
+        "never, then good": [SHARES["never"], SHARES["good"]],
+        "good and poor in turn": [SHARES["good"], SHARES["poor"]] * 3,
+        "0.95 and 0.3 in turn": [level(0.95), level(0.3)] * 4,
+        "middling and low in turn": [SHARES["middling"], SHARES["low"]] * 3,
     }
-    for number, (name, kinds) in enumerate(changes.items()):
-        found.append(_made(name, [SHARES[kind] for kind in kinds], length, 100 + number))
-    return found
+    found += [made(name, parts, length, 150 + number) for number, (name, parts) in enumerate(changes.items())]
+    return [*found, streaks("streaks", level(0.92), SHARES["never"], (15, 25), length, 200)]
 
 
-def _made(name: str, parts: Sequence[Sequence[float]], length: int, seed: int) -> Trace:
+def streaks(
+    name: str, easy: Sequence[float], hard: Sequence[float], mean: tuple[int, int], length: int, seed: int
+) -> Trace:
+    """A text of easy and hard stretches in turn, of random lengths with these means."""
+    draw, parts = random.Random(seed), []
+    while len(parts) < length:
+        for shares, tokens in zip((easy, hard), mean, strict=True):
+            parts += [shares] * (1 + int(draw.expovariate(1 / tokens)))
+    return made(name, parts[:length], length, seed)
+
+
+def held_out(length: int = LENGTH) -> list[Trace]:
+    """What they are judged on."""
+    ordinary: dict[float, list[str]] = {}
+    strange: list[str] = []
+    for (kind, temperature), some in recorded("traces_held_out.json").items():
+        (strange if kind == "never learnt" else ordinary.setdefault(temperature, [])).extend(some)
+    found = [as_text(f"ordinary, T {warmth:g}", some, length, 300) for warmth, some in ordinary.items()]
+    found.append(as_text("never learnt", strange, length, 301))
+    levels = {f"always {share:g}": [level(share)] for share in (1.0, 0.97, 0.8, 0.6, 0.35, 0.0)}
+    draw = random.Random(400)
+    texts: dict[str, list[Sequence[float]]] = {
+        **levels,
+        "rises with position": [[0.5, 0.7, 0.8, 0.9, 0.95, 0.95, 0.95]],
+        "falls with position": [[0.95, 0.9, 0.6, 0.6, 0.3, 0.3, 0.1]],
+        "gets harder slowly": [level(0.95 - 0.7 * part / 49) for part in range(50)],
+        "0.9 and 0.2, 500 tokens each": [level(0.9), level(0.2)] * max(1, length // 1000),
+        "0.95 to 0.3 and back": [level(0.95), level(0.3), level(0.95)],
+        "a new kind every 150 tokens": [level(draw.uniform(0.2, 0.97)) for _ in range(length // 150)],
+    }
+    return found + [made(name, parts, length, 500 + number) for number, (name, parts) in enumerate(texts.items())]
+
+
+def made(name: str, parts: Sequence[Sequence[float]], length: int, seed: int) -> Trace:
+    """A text whose parts, of the same length, have these shares."""
     draw = random.Random(seed)
     each = -(-length // len(parts))
     kept = [
@@ -179,3 +256,51 @@ def _made(name: str, parts: Sequence[Sequence[float]], length: int, seed: int) -
         for place in range(length)
     ]
     return Trace(name, tuple(kept))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a change of text costs: rounds until the width suits the new text, and plain passes lost until then."""
+
+    rounds: float
+    lost: float
+
+
+def change(
+    policy_of: Callable[[], WidthPolicy], costs: PassCosts, before: Sequence[float], after: Sequence[float]
+) -> Change:
+    """A text that changes after 100 rounds, followed for 100 more: the median and the mean over some luck.
+
+    A width suits once five rounds in a row are expected to bring 95 % of what the best width brings.
+    """
+    one, rounds, lost = costs.verify[1], [], 0.0
+    speeds = {width: expected_tokens(after, width) * one / round_s(costs, width) for width in (1, *costs.draft)}
+    for seed in range(LUCK):
+        widths = simulate(policy_of(), costs, lambda number: before if number < 100 else after, 200, seed).widths[100:]
+        suits = [speeds[width] >= 0.95 * max(speeds.values()) for width in widths]
+        rounds.append(next((place for place in range(95) if all(suits[place : place + 5])), 100))
+        lost += sum(round_s(costs, w) / one * (1 - speeds[w] / max(speeds.values())) for w in widths)
+    return Change(statistics.median(rounds), lost / LUCK)
+
+
+def simulate(
+    policy: WidthPolicy, costs: PassCosts, shares_at: Callable[[int], Sequence[float]], rounds: int, seed: int = 1
+) -> Played:
+    """Rounds whose drafts are accepted with shares that depend on the number of the round."""
+    draw, tokens, seconds, widths, unread = random.Random(seed), 0, 0.0, [], None
+    for number in range(rounds):
+        width = policy.width()
+        if unread is not None:
+            policy.learn(*unread)
+        kept = sum(1 for _ in itertools.takewhile(lambda share: draw.random() < share, shares_at(number)[: width - 1]))
+        unread = width, kept
+        tokens += kept + 1
+        seconds += round_s(costs, width)
+        widths.append(width)
+    return Played(tokens, seconds, tuple(widths))
+
+
+def play_replies(policy_of: Callable[[], WidthPolicy], costs: PassCosts, replies: Iterable[Trace]) -> float:
+    """Tokens per second of short replies, each with a policy that has seen nothing yet."""
+    played = [play(policy_of(), costs, reply) for reply in replies]
+    return sum(one.tokens for one in played) / sum(one.seconds for one in played)
