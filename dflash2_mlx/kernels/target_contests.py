@@ -36,7 +36,7 @@ def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) ->
     """One race for each shape of attention and of gated-delta layers of the pair, and each number of rows, and of
     the acceptance of each width.
 
-    None for a target in exact mode, which has no choice.
+    None of a target in exact mode, which has no choice.
 
     To be called, and the races run, in the owner's thread.
     """
