@@ -17,8 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and test items out of later collections: with thousands of them each takes half a second."""
+@pytest.fixture(scope="module", autouse=True)
+def small_collections() -> None:
+    """Leave test items and what earlier modules hold out of later collections: each would take half a second."""
     gc.collect()
     gc.freeze()
 

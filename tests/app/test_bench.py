@@ -23,7 +23,7 @@ from tests.pairs import BOOTSTRAP, bootstrap_pair
 
 from .conftest import Run, environment
 
-SMALL = ["bench", "--samples", "2", "--max-tokens", "6", "--repeat", "1"]
+SMALL = ["bench", "--samples", "2", "--max-tokens", "8", "--repeat", "1"]
 FIELDS = """kind complete requests requests_planned model drafter block_size endpoint set revision prompts preset
 max_tokens repeats seed sampling chat_template chat_template_args machine versions busy notices acceptance_sources
 settings recommendation""".split()
@@ -88,7 +88,7 @@ def test_a_pair_is_measured(run: Run, tmp_path: Path) -> None:
 def test_the_table_without_a_drafter(run: Run) -> None:
     ran = run(*SMALL, "--drafter", "none", "--no-phases")
     assert ran.code == 0, ran.err
-    assert "  plain " in ran.out and "in turn" not in ran.out and "up to 6 tokens each, 1 repeat\n" in ran.out
+    assert "  plain " in ran.out and "in turn" not in ran.out and "up to 8 tokens each, 1 repeat\n" in ran.out
     assert not any(word in ran.out for word in ("drafter", "\nadvice", "\nverdict"))
     assert "temperature 0, depth 0: measuring" in ran.err
     refused = run(*SMALL, "--drafter", "none", "--widths", "1,4")

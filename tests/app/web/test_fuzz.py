@@ -29,7 +29,7 @@ CHECKS = [checks.not_a_server_error, checks.status_code_conformance, checks.cont
 
 
 def narrowed(mode: GenerationMode) -> dict[str, Any]:
-    """The description, with this server's models and short replies: the rest stays as wide as it is."""
+    """The description, with this server's models and, for right requests, short replies: the rest stays as it is."""
     document = copy.deepcopy(describe("test"))
     for name, schema in document["components"]["schemas"].items():
         fields = schema.get("properties", {})
@@ -37,7 +37,7 @@ def narrowed(mode: GenerationMode) -> dict[str, Any]:
             continue
         fields["model"] = {"enum": MODELS}
         for length in LENGTHS:
-            if length in fields:
+            if length in fields and mode is GenerationMode.POSITIVE:
                 fields[length]["maximum"] = MOST_TOKENS
     # A wrong name would only ever be told "no such model": what is wrong has to be in the body.
     document["paths"] = {path.replace("{name}", MODELS[0]): item for path, item in document["paths"].items()}
