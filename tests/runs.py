@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from dflash2_mlx.buffers import RowBuffers
 from dflash2_mlx.drafter.model import DraftModel
@@ -37,6 +39,19 @@ FORMATS = {"f32": (mx.float32, None), "bf16": (mx.bfloat16, None), "4bit": (mx.f
 
 def formats(family: str) -> list[str]:
     return [name for name in FORMATS if not (name == "bf16" and family in EXPERTS)]
+
+
+def thinned(*axes: Sequence[Any], keep: int = 2) -> list[Any]:
+    """Combinations of some axes for `parametrize`: one in `keep` runs always, in a pattern with every value of an axis
+    and every pair of neighbours; the rest is slow.
+    """
+    return [
+        pytest.param(
+            *(axis[at] for axis, at in zip(axes, places, strict=True)),
+            marks=() if sum(places) % keep == 0 else pytest.mark.slow,
+        )
+        for places in itertools.product(*(range(len(axis)) for axis in axes))
+    ]
 
 
 def target_config(family: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
 from tests.automata import Automaton, Rule, budget, forced_at, nested_lists
 from tests.engines import tiny_engine
 from tests.messages import mentions
-from tests.runs import PROMPT, Reply, lively_target, run
+from tests.runs import PROMPT, Reply, lively_target, run, thinned
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import VOCAB
 
@@ -45,10 +45,8 @@ def drafting(family: str, text: Sequence[int]) -> DFlash2Session:
 
 
 @pytest.mark.parametrize(
-    ("family", "rule", "sampling"),
-    [(("qwen3_5", "llama_sliding")[(one + other) % 2], rule, sampling)
-     for one, rule in enumerate(RULES) for other, sampling in enumerate(SAMPLINGS)],
-)  # fmt: skip
+    ("family", "rule", "sampling"), thinned(["qwen3_5", "llama_sliding"], list(RULES), list(SAMPLINGS))
+)
 def test_drafting_equals_plain_decoding(family, rule, sampling):
     settings = {"sampling": SAMPLINGS[sampling]}
     plain, told = reply(PlainSession(lively_target(family)), RULES[rule], **settings)

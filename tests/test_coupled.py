@@ -53,10 +53,11 @@ def request(sampling: SamplingConfig, width: int = 1, seed: int = 5, tokens: int
 
 # Every setting at the full width and at another one, families in turn.
 CASES = [
-    (FAMILIES[(number + step) % len(FAMILIES)], name, width)
+    pytest.param(FAMILIES[(number + step) % len(FAMILIES)], name, width,
+                 marks=() if (number + step) % 2 else pytest.mark.slow)
     for number, name in enumerate(SETTINGS)
     for step, width in enumerate((BLOCK, 2 + number % (BLOCK - 2)))
-]
+]  # fmt: skip
 
 
 @functools.cache

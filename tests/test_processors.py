@@ -17,7 +17,7 @@ from dflash2_mlx.stats import TokenLogprob
 from tests.automata import Automaton, nested_lists
 from tests.engines import tiny_engine
 from tests.reference import sampling as reference
-from tests.runs import PROMPT, Reply, lively_target, plain_reply, run, step_through
+from tests.runs import PROMPT, Reply, lively_target, plain_reply, run, step_through, thinned
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import VOCAB
 
@@ -36,8 +36,7 @@ def drafting(family: str, text: list[int]) -> DFlash2Session:
     return DFlash2Session(lively_target(family), ScriptedDrafter([*PROMPT, *text], ramp(4)))
 
 
-@pytest.mark.parametrize("name", GREEDY)
-@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
+@pytest.mark.parametrize(("family", "name"), thinned(["qwen3_5", "muse_glimmer"], list(GREEDY)))
 def test_greedy_replies_with_processors_equal_plain_decoding(family, name):
     sampling = SamplingConfig(**GREEDY[name])
     plain = plain_reply(lively_target(family), PROMPT, TOKENS, sampling=sampling)
@@ -73,8 +72,10 @@ def entries(reply: Reply, session: Any, request: Request) -> list[TokenLogprob]:
     return found
 
 
-@pytest.mark.parametrize("top", [0, 1, 5, 20])
-@pytest.mark.parametrize("settings", [{}, GREEDY["all"], {"temperature": 0.7, "top_k": 5, "lossless_mode": "coupled"}])
+@pytest.mark.parametrize(
+    ("settings", "top"),
+    thinned([{}, GREEDY["all"], {"temperature": 0.7, "top_k": 5, "lossless_mode": "coupled"}], [0, 1, 5, 20]),
+)
 def test_log_probabilities_equal_plain_decodings_and_the_reference(settings, top):
     target, sampling = lively_target("qwen3_5"), SamplingConfig(**settings)
     plain, drafted = Reply(), Reply()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dflash2_mlx.config import SamplingConfig
@@ -27,7 +29,7 @@ BLOCK = 5
 SCHEDULES = {"ramp": ramp(BLOCK - 1), "right": RIGHT, "wrong": WRONG, "reject-third": reject_every(3)}
 
 
-def pairwise() -> list[tuple[str, str, int, str, int]]:
+def pairwise() -> list[Any]:
     """Every family at every width, and every pair of (family, format), (width, schedule), (format, schedule)."""
     cases = []
     for number, family in enumerate(FAMILIES):
@@ -35,7 +37,9 @@ def pairwise() -> list[tuple[str, str, int, str, int]]:
         for step, width in enumerate(range(2, BLOCK + 1)):
             turn = number + step
             schedule = list(SCHEDULES)[turn % len(SCHEDULES)]
-            cases.append((family, kinds[turn % len(kinds)], width, schedule, SEEDS[(number + 2 * step) % 3]))
+            case = (family, kinds[turn % len(kinds)], width, schedule, SEEDS[(number + 2 * step) % 3])
+            # Two widths of each family always, the other two in a slow run.
+            cases.append(pytest.param(*case, marks=() if (number + step) % 2 else pytest.mark.slow))
     return cases
 
 

@@ -9,7 +9,7 @@ import pytest
 from dflash2_mlx import buffers
 from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.stats import RoundResult
-from tests.runs import CRITICAL, assert_state_of, lively_target, plain_reply
+from tests.runs import CRITICAL, assert_state_of, lively_target, plain_reply, thinned
 from tests.scripted import ScriptedDrafter
 
 BLOCK = 6
@@ -56,8 +56,7 @@ def converse(session: DFlash2Session, drafter: ScriptedDrafter, chance: random.R
         assert session.tokens == [*prompt, *reply]
 
 
-@pytest.mark.parametrize("tight", [False, True], ids=["ordinary", "tight"])
-@pytest.mark.parametrize("family", [*CRITICAL, "qwen3"])
+@pytest.mark.parametrize(("family", "tight"), thinned([*CRITICAL, "qwen3"], [False, True]))
 def test_random_conversations(family, tight, monkeypatch):
     hold_conversations(family, tight, monkeypatch, seed=1, replies=12)
 

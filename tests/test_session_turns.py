@@ -20,6 +20,7 @@ from tests.runs import (
     lively_target,
     run,
     step_through,
+    thinned,
 )
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import make_tiny_drafter
@@ -70,8 +71,7 @@ def end_turn(session: Session, how: str) -> list[int]:
     return list(session.tokens)
 
 
-@pytest.mark.parametrize("how", ["limit", "stop", "cancel", "cut"])
-@pytest.mark.parametrize("family", [*CRITICAL, "qwen3"])
+@pytest.mark.parametrize(("family", "how"), thinned([*CRITICAL, "qwen3"], ["limit", "stop", "cancel", "cut"]))
 def test_a_second_turn_equals_a_cold_run(family, how):
     truth = [*PROMPT, *lively_reply(family)]
     session = DFlash2Session(lively_target(family), ScriptedDrafter(truth, [2, 3, 4, 1]))
@@ -120,8 +120,7 @@ def test_a_prompt_that_shares_a_part(family, shared):
     assert_same_turn(session, reply, cold(family, prompt, **FULL))
 
 
-@pytest.mark.parametrize("shared", [0, 1, 7, 8, 12, 16, 19, 20, 21, 22, 23, 24, 28, 32])
-@pytest.mark.parametrize("family", SLIDING)
+@pytest.mark.parametrize(("family", "shared"), thinned(SLIDING, [0, 1, 7, 8, 12, 16, 19, 20, 21, 22, 23, 24, 28, 32]))
 def test_a_shared_part_with_windows(family, shared):
     # Rows the window has passed are gone, so a prompt that turns off early is read again.
     session = new_session(family)
@@ -156,11 +155,7 @@ def test_another_conversation_starts_cold(family):
 READ, THEN = (0, 7, 21, 35, 39), (5, 8, 22, 25, 28, 36, 37, 40, 60)
 
 
-@pytest.mark.parametrize(
-    ("family", "read", "length"),
-    [(("qwen3_5", "muse_glimmer")[(one + other) % 2], read, length)
-     for one, read in enumerate(READ) for other, length in enumerate(THEN)],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "read", "length"), thinned(("qwen3_5", "muse_glimmer"), READ, THEN, keep=4))
 def test_a_prompt_after_one_that_was_cancelled_while_read(family, read, length):
     # The context's first row was chosen for the cancelled prompt; a shorter one needs earlier rows.
     long = [*PROMPT, *lively_reply(family)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from dflash2_mlx import buffers
 from dflash2_mlx.buffers import RowBuffers
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request
-from tests.runs import SLIDING, assert_state_of, bits, lively_target, plain_reply, run
+from tests.runs import SLIDING, assert_state_of, bits, lively_target, plain_reply, run, thinned
 from tests.scripted import WRONG, ScriptedDrafter, ramp, reject_every
 from tests.tiny import make_tiny_drafter
 
@@ -45,14 +46,15 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return bases
 
 
-def crossings() -> Iterator[tuple[str, int, int, list[int]]]:
+def crossings() -> Iterator[Any]:
     """Prompt lengths around the window, widths up to a whole window, rejects at every place of the block."""
     schedules = [reject_every(3), [2, 0, 7, 1, 0], WRONG, ramp(7)]
     for number, length in enumerate((1, 3, 6, 7, 8, 9, 10, 16)):
         for turn, width in enumerate((2, 4, 5, 8)):
             if (number + turn) % 2:
                 family = (*SLIDING, "qwen3_5")[(number + 2 * turn) % 3]
-                yield family, length, width, schedules[(number // 2 + turn) % 4]
+                marks = pytest.mark.slow if number % 4 < 2 and turn < 2 else ()
+                yield pytest.param(family, length, width, schedules[(number // 2 + turn) % 4], marks=marks)
 
 
 @pytest.mark.parametrize(("family", "length", "width", "accepts"), list(crossings()))
@@ -97,8 +99,7 @@ def test_plain_decoding_across_the_window(tight, family):
     assert len(tight) > 5
 
 
-@pytest.mark.parametrize("results", range(2, 14))
-@pytest.mark.parametrize("family", SLIDING)
+@pytest.mark.parametrize(("family", "results"), thinned(SLIDING, range(2, 14)))
 def test_going_back_just_after_rows_were_dropped(tight, family, results):
     # The round in flight has already been given room; the rows its undoing needs must have survived that.
     target = lively_target(family)

@@ -28,7 +28,9 @@ def one_shot(family: str, kind: str, text: list[int]) -> mx.array:
     return text_model(family, kind)(mx.array([text]))
 
 
-@pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("family", "kind"), [pytest.param(*case, marks=() if at % 2 else pytest.mark.slow) for at, case in enumerate(CASES)]
+)
 def test_plain_decoding_equals_generate_step(family, kind):
     prompt, tokens = (PROMPT[:3], WINDOW - 3) if family in SLIDING else (TEXT[:50], 64)
     # mlx-lm picks the best log-probability; rounded to bfloat16, several can be best where one logit is.
