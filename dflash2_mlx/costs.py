@@ -74,14 +74,18 @@ class PassCosts:
         return cls(*(_table(raw, name) for name in ("verify_s", "draft_s", "per_position_s")))
 
 
+def is_seconds(value: object) -> bool:
+    """Whether a value of a file is a time: a number, not below 0, and one that a float can hold."""
+    # The bound is asked of the number as it is: a whole one may be more than a float can hold.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
+
+
 def _table(raw: Mapping[str, Any], name: str) -> dict[int, float]:
     given, found = raw.get(name), {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"costs {name}: got {given!r}, expected seconds by rows")
     for rows, seconds in given.items():
-        # The bounds are asked of the number as it is: a whole one may be more than a float can hold.
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < 1e9
-        if not (isinstance(rows, str) and rows.isdecimal() and len(rows) < 6 and int(rows)) or not number:
+        if not (isinstance(rows, str) and rows.isdecimal() and len(rows) < 6 and int(rows)) or not is_seconds(seconds):
             raise ConfigError(f"costs {name}: got {rows!r}: {seconds!r}, expected seconds by rows"[:200])
         found[int(rows)] = float(seconds)
     if name == "verify_s" and not found.get(1):
@@ -193,8 +197,12 @@ def seconds_to_measure(known: PassCosts, drafter: DraftModel | None, rows: Itera
 
 def _chain_s(seconds: float) -> float:
     """Of one chain of passes: tried twice, then run."""
-    passes = max(1, min(_MOST_PASSES, round(LONG_ENOUGH_S / max(seconds, 1e-9))))
-    return (2 + _REPEATS * passes) * seconds
+    return (2 + _REPEATS * _long_enough(seconds, _MOST_PASSES)) * seconds
+
+
+def _long_enough(seconds: float, most: int) -> int:
+    """Passes of a run that is long enough, where one takes so many seconds."""
+    return max(1, min(most, round(LONG_ENOUGH_S / max(seconds, 1e-9))))
 
 
 def _widths(drafter: DraftModel | None, rows: Iterable[int]) -> list[int]:
@@ -278,7 +286,7 @@ def _enough_passes(chain: Chain, most: int) -> tuple[int, float]:
     """Passes of a run that is long enough, and the seconds it took to find that out."""
     first = _timed(chain, 1)  # compiles, and allocates what is reused
     second = _timed(chain, 1)
-    return max(1, min(most, round(LONG_ENOUGH_S / max(second, 1e-9)))), first + second
+    return _long_enough(second, most), first + second
 
 
 def _timed(chain: Chain, passes: int) -> float:

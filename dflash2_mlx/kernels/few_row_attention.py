@@ -69,7 +69,7 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
     if alike and (dispatcher().wants_metal(NAME) if sight.exact else wanted(*shapes, queries.dtype, sight.window)):
         inputs = (queries, keys, values, sight.start, _base_array(sight.base))
         call = _call(*shapes, queries.dtype, sight)
-        if _passes(call, queries.shape, keys.shape[1], sight):
+        if _passes(call, inputs, queries.shape, keys.shape[1], sight):
             return run_kernels(call, inputs)
     if sight.exact:
         raise inexact(dispatcher().why_not(NAME) if alike else f"attention of {queries.dtype} over {keys.dtype}")
@@ -84,18 +84,17 @@ def exactness_problem(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, wind
         return dispatcher().why_not(NAME)
     start = mx.zeros((1,), dtype=mx.int32)
     sight = Sight(mx.zeros((1, 1, 1, 1), dtype=mx.bool_), start, 0, window=window, exact=True)
+    like = [*3 * (mx.zeros((1,), dtype=dtype),), start, start]
     for rows in range(1, EXACT_ROWS + 1):
         queries = (1, heads, rows, dim)
         call = _call(queries, (1, kv_heads, 1, dim), dtype, sight)
-        if not _passes(call, queries, kv_heads, sight):
+        if not _passes(call, like, queries, kv_heads, sight):
             return dispatcher().why_not(NAME)
     return None
 
 
-def _passes(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> bool:
-    dtype = dict(call.template)["T"]
-    like = [mx.zeros((1,), dtype=own) for own in (dtype, dtype, dtype, mx.int32, mx.int32)]
-    return dispatcher().passes(call, like, lambda: _self_test(call, queries, kv_heads, sight))
+def _passes(call: KernelCall, inputs: Sequence[mx.array], queries: Shape, kv_heads: int, sight: Sight) -> bool:
+    return dispatcher().passes(call, inputs, lambda: _self_test(call, queries, kv_heads, sight))
 
 
 def attention_twin(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chips import Chip
-from ..costs import PassCosts
+from ..costs import PassCosts, is_seconds
 from ..errors import ConfigError
 from ..kernels._dispatch import dispatcher
 from ..kernels._source import all_sources
@@ -124,8 +124,7 @@ def _race(raw: Any) -> RaceResult:
 
 
 def _seconds(value: Any, name: str) -> float:
-    # The bound is asked of the number as it is: a whole one may be more than a float can hold.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+    if not is_seconds(value):
         raise ConfigError(f"tune {name}: got {value!r}, expected seconds")
     return float(value)
 

@@ -211,10 +211,11 @@ def test_what_later_parts_of_the_library_will_get(
     configure(base, o__t={**ON, "dflash_draft_window_size": 6, "dflash_draft_sink_size": 2, "dflash_ssd_cache": True})
     pair = load_configured("o/t")
     assert library.loads[0] | {"draft_window": 6, "draft_sink": 2} == library.loads[0]
-    assert made == [(4, 8 * 2**30, base / "cache" / "dflash2_prefix", 20 * 2**30)] and pair.prefix_cache is not None
+    assert made == [(4, 8 * 2**30, base / "cache" / "dflash2_prefix", 20 * 2**30)]
+    assert pair.prefix_cache.max_bytes == 8 * 2**30
     configure(base, o__t=ON)
     assert load_configured("o/t").prefix_cache is None, "of no use to a single reply"
-    assert load_configured("o/t", several=True).prefix_cache is not None
+    assert load_configured("o/t", several=True).prefix_cache.max_bytes == 8 * 2**30
     monkeypatch.setattr(engine, "check_memory", lambda *_, **__: Room(10**9))
     tight = load_configured("o/t", several=True)
     assert made[-1][1] == 10**9 and "In-memory cache size: 8.6 GB are set" in tight.report.notes[-1]
