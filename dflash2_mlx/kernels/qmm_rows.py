@@ -158,8 +158,6 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
     if packed.mode != AFFINE or not packed.product(mx.zeros((1, _columns(packed)), dtype=x_dtype)).suits_kernels:
         return f"{packed.bits} bits in groups of {packed.group_size} ({packed.mode})"
     kernels = dispatcher()
-    if kernels.factory is None:
-        return kernels.why_not(NAME)
     for rows in range(1, _metal_qmm.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
             return kernels.why_not(NAME)

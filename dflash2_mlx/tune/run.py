@@ -251,7 +251,7 @@ def tuning(engine: Engine) -> Steps:
             contest = waiting.popleft()
             what = Progress(done, total, f"{contest.kernel} {contest.key}")
             done += slices_of(contest)
-            races.append((yield from _slices(clock.of(racing(contest)), what)))
+            races.append((yield from clock.slices(racing(contest), what)))
             del contest
             mx.clear_cache()  # what its inputs were would stay with this process
         if waiting:
@@ -259,7 +259,7 @@ def tuning(engine: Engine) -> Steps:
             waiting.clear()
         dispatcher().adopt({(race.kernel, race.key): race.winner for race in races})
         measuring = measuring_costs(engine.target, engine.drafter, _rows(engine), deep=planned.deep)
-        costs = yield from _slices(measuring, Progress(total - costs_take, total, "passes by rows"))
+        costs = yield from clock.slices(measuring, Progress(total - costs_take, total, "passes by rows"))
         yield Progress(total, total, "done")
         record = _record(engine, time.perf_counter() - began, costs, True, tuple(races), tuple(notes))
     except BaseException:
@@ -276,8 +276,9 @@ class _Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def of(self, steps: Generator[None, None, T]) -> Generator[None, None, T]:
-        """The same slices, counted."""
+    def slices(self, steps: Generator[None, None, T], first: Progress) -> Generator[Progress, None, T]:
+        """Do one piece of work slice by slice; yields how far it is, from its first slice on."""
+        done = first.done
         while True:
             began = time.perf_counter()
             try:
@@ -287,20 +288,8 @@ class _Clock:
                 return result
             finally:
                 self.seconds += time.perf_counter() - began
-            yield
-
-
-def _slices(steps: Generator[None, None, T], first: Progress) -> Generator[Progress, None, T]:
-    """Count the slices of one piece of work, from its first one on."""
-    done = first.done
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        yield replace(first, done=done)
-        done += 1
+            yield replace(first, done=done)
+            done += 1
 
 
 def _next(steps: Steps) -> Progress | TuneRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,17 +71,27 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 async def _receive_body(receive: Receive, limits: Limits) -> bytes:
     pieces, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        piece = message.get("body", b"")
+    async for piece in _pieces(receive):
         size += len(piece)
         if size > limits.body_bytes:
             raise _too_large(size, limits)
         pieces.append(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
+    return b"".join(pieces)
+
+
+async def _pieces(receive: Receive) -> AsyncIterator[bytes]:
+    """The body as it comes.
+
+    Raises:
+        ClientGone: the client left while sending.
+    """
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        yield message.get("body", b"")
+        more = message.get("more_body", False)
 
 
 async def discard_body(headers: Mapping[str, str], receive: Receive) -> None:
@@ -92,12 +102,11 @@ async def discard_body(headers: Mapping[str, str], receive: Receive) -> None:
     if "expect" in headers:
         return
     size = 0
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, ClientGone):
         async with asyncio.timeout(DISCARD_S):
-            while size < DISCARD_BYTES:
-                message = await receive()
-                size += len(message.get("body", b""))
-                if not message.get("more_body", False):
+            async for piece in _pieces(receive):
+                size += len(piece)
+                if size >= DISCARD_BYTES:
                     return
 
 
