@@ -41,15 +41,17 @@ def formats(family: str) -> list[str]:
     return [name for name in FORMATS if not (name == "bf16" and family in EXPERTS)]
 
 
+def slow_unless(always: bool, *values: Any) -> Any:
+    """A case for `parametrize` that runs always, or in slow runs only."""
+    return pytest.param(*values, marks=() if always else pytest.mark.slow)
+
+
 def thinned(*axes: Sequence[Any], keep: int = 2) -> list[Any]:
     """Combinations of some axes for `parametrize`: one in `keep` runs always, in a pattern with every value of an axis
     and every pair of neighbours; the rest is slow.
     """
     return [
-        pytest.param(
-            *(axis[at] for axis, at in zip(axes, places, strict=True)),
-            marks=() if sum(places) % keep == 0 else pytest.mark.slow,
-        )
+        slow_unless(sum(places) % keep == 0, *(axis[at] for axis, at in zip(axes, places, strict=True)))
         for places in itertools.product(*(range(len(axis)) for axis in axes))
     ]
 

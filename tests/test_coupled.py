@@ -17,7 +17,7 @@ from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
 from tests.pairs import bootstrap_pair
-from tests.runs import PROMPT, lively_target, plain_reply, run
+from tests.runs import PROMPT, lively_target, plain_reply, run, slow_unless
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
 
@@ -53,11 +53,10 @@ def request(sampling: SamplingConfig, width: int = 1, seed: int = 5, tokens: int
 
 # Every setting at the full width and at another one, families in turn.
 CASES = [
-    pytest.param(FAMILIES[(number + step) % len(FAMILIES)], name, width,
-                 marks=() if (number + step) % 2 else pytest.mark.slow)
+    slow_unless((number + step) % 2 == 1, FAMILIES[(number + step) % len(FAMILIES)], name, width)
     for number, name in enumerate(SETTINGS)
     for step, width in enumerate((BLOCK, 2 + number % (BLOCK - 2)))
-]  # fmt: skip
+]
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from tests.runs import (
     lively_target,
     plain_reply,
     run,
+    slow_unless,
 )
 from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp, reject_every
 from tests.tiny import make_tiny_drafter
@@ -39,7 +40,7 @@ def pairwise() -> list[Any]:
             schedule = list(SCHEDULES)[turn % len(SCHEDULES)]
             case = (family, kinds[turn % len(kinds)], width, schedule, SEEDS[(number + 2 * step) % 3])
             # Two widths of each family always, the other two in a slow run.
-            cases.append(pytest.param(*case, marks=() if (number + step) % 2 else pytest.mark.slow))
+            cases.append(slow_unless((number + step) % 2 == 1, *case))
     return cases
 
 

@@ -16,7 +16,7 @@ import pytest
 from dflash2_mlx import buffers
 from dflash2_mlx.buffers import RowBuffers
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request
-from tests.runs import SLIDING, assert_state_of, bits, lively_target, plain_reply, run, thinned
+from tests.runs import SLIDING, assert_state_of, bits, lively_target, plain_reply, run, slow_unless, thinned
 from tests.scripted import WRONG, ScriptedDrafter, ramp, reject_every
 from tests.tiny import make_tiny_drafter
 
@@ -53,8 +53,8 @@ def crossings() -> Iterator[Any]:
         for turn, width in enumerate((2, 4, 5, 8)):
             if (number + turn) % 2:
                 family = (*SLIDING, "qwen3_5")[(number + 2 * turn) % 3]
-                marks = pytest.mark.slow if number % 4 < 2 and turn < 2 else ()
-                yield pytest.param(family, length, width, schedules[(number // 2 + turn) % 4], marks=marks)
+                always = number % 4 >= 2 or turn >= 2
+                yield slow_unless(always, family, length, width, schedules[(number // 2 + turn) % 4])
 
 
 @pytest.mark.parametrize(("family", "length", "width", "accepts"), list(crossings()))

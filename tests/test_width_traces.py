@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 
 from dflash2_mlx.widths import Adaptive, Fixed
+from tests.runs import slow_unless
 from tests.width_traces import (
     BLOCK,
     HELD_OUT,
@@ -27,7 +28,7 @@ from tests.width_traces import (
 )
 
 QUICK = ("M4 Pro own", "gentle")
-TABLES = [pytest.param(table, marks=() if table in QUICK else pytest.mark.slow) for table in HELD_OUT]
+TABLES = [slow_unless(table in QUICK, table) for table in HELD_OUT]
 DEPTHS = [0, pytest.param(16000, marks=pytest.mark.slow)]
 REGRET = 0.97  # of the best fixed width of each trace, known only afterwards
 BELOW_PLAIN = 0.975

@@ -10,7 +10,17 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 
-from tests.runs import FAMILIES, PROMPT, SLIDING, assert_same_bits, formats, lively_model, lively_target, plain_reply
+from tests.runs import (
+    FAMILIES,
+    PROMPT,
+    SLIDING,
+    assert_same_bits,
+    formats,
+    lively_model,
+    lively_target,
+    plain_reply,
+    slow_unless,
+)
 
 WINDOW = 8
 LENGTH = 150  # beyond the 64 positions where Ministral 3 begins to scale its queries
@@ -28,9 +38,7 @@ def one_shot(family: str, kind: str, text: list[int]) -> mx.array:
     return text_model(family, kind)(mx.array([text]))
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"), [pytest.param(*case, marks=() if at % 2 else pytest.mark.slow) for at, case in enumerate(CASES)]
-)
+@pytest.mark.parametrize(("family", "kind"), [slow_unless(at % 2 == 1, *case) for at, case in enumerate(CASES)])
 def test_plain_decoding_equals_generate_step(family, kind):
     prompt, tokens = (PROMPT[:3], WINDOW - 3) if family in SLIDING else (TEXT[:50], 64)
     # mlx-lm picks the best log-probability; rounded to bfloat16, several can be best where one logit is.
