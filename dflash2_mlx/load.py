@@ -123,8 +123,9 @@ def load(
         refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None
     if draft_source is not None:
-        draft = _checked_files(draft_source, config, exactness, draft_bits, draft_group_size, draft_window, draft_sink)
-        draft = replace(draft, dtype=drafter_dtype)
+        draft = _checked_files(
+            draft_source, config, exactness, draft_bits, draft_group_size, draft_window, draft_sink, drafter_dtype
+        )
     folder = find_files(source)
     read_headers(folder)
     tokenizer = _load_tokenizer(folder, config)
@@ -186,12 +187,13 @@ def _checked_files(
     group_size: int,
     window: int | None = None,
     sink: int = 0,
+    dtype: str = "auto",
 ) -> _DrafterFiles:
     """A drafter's files, once it fits the target and sees what it should."""
     folder, config = checked_drafter(source, target_config, bits, group_size)
     config = narrow_view(config, window, sink)
     _check_rows(exactness, config)
-    return _DrafterFiles(folder, config, bits, group_size)
+    return _DrafterFiles(folder, config, bits, group_size, dtype)
 
 
 def _warm_up_target(target: Target, rows: int) -> None:

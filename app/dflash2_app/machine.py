@@ -6,7 +6,7 @@ Owns: the fields of `doctor --json`. Does not print. Invariant: `look` measures 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,13 +103,12 @@ def tune_pair(found: Found, engine: d2.Engine, folder: Path) -> Iterator[tuple[i
     """
     from dflash2_mlx import tune
 
-    steps, last = tune.tune(engine, tune.TuneFolder(folder)), None
-    while True:
-        try:
-            progress = next(steps)
-        except StopIteration as end:
-            found["tuned"] = end.value.to_dict()
-            return
+    def steps() -> Generator[tune.Progress, None, None]:
+        record = yield from tune.tune(engine, tune.TuneFolder(folder))
+        found["tuned"] = record.to_dict()
+
+    last = None
+    for progress in steps():
         if progress != last:
             yield progress.done, progress.total, progress.what
         last = progress

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels._dispatch import Dispatcher, dispatcher
 from dflash2_mlx.kernels._metal import KernelCall
 
 from .msl.address_spaces import check
@@ -22,6 +22,16 @@ def skip_where_impossible(sanitizer: str = "") -> None:
     reason = why_not(sanitizer)
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def believing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dispatcher]:
+    """A dispatcher that believes in Metal and in every kernel; none may be run."""
+    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: pytest.fail("a kernel ran"), True))
+    monkeypatch.setenv("DFLASH2_KERNELS", "auto")
+    dispatcher.cache_clear()
+    yield dispatcher()
+    dispatcher.cache_clear()
 
 
 @pytest.fixture(scope="session")

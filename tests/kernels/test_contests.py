@@ -7,7 +7,6 @@ from collections import Counter
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _dispatch
 from dflash2_mlx.kernels._contest import ROTATED_BYTES, Case, chain_of, sets_needed
 from dflash2_mlx.kernels._dispatch import METAL, MLX, Dispatcher, KernelMismatch, dispatcher, race_key
 from dflash2_mlx.kernels.contests import can_win, codebooks_of, contests, drafter_cases, drafter_contests
@@ -68,15 +67,6 @@ def test_sets_are_as_many_as_leave_every_cache():
     assert sets_needed(ROTATED_BYTES) == sets_needed(10 * ROTATED_BYTES) == 1
     assert sets_needed(ROTATED_BYTES // 4) == 4 and sets_needed(ROTATED_BYTES // 4 - 1) == 5
     assert sets_needed(1) == sets_needed(0) == 32
-
-
-@pytest.fixture
-def believing(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    """A dispatcher that believes in Metal and in every kernel; none is run."""
-    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (_refuse, True))
-    monkeypatch.setenv("DFLASH2_KERNELS", "auto")
-    dispatcher.cache_clear()
-    return dispatcher()
 
 
 def test_a_contender_with_other_numbers_or_none_of_its_own_is_told(believing: Dispatcher):

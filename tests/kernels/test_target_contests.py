@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx.config import SamplingConfig
-from dflash2_mlx.kernels import _contest, _dispatch, accept, few_row_attention, gated_delta_verify, target_contests
+from dflash2_mlx.kernels import _contest, accept, few_row_attention, gated_delta_verify, target_contests
 from dflash2_mlx.kernels._dispatch import KernelMismatch, dispatcher
 from dflash2_mlx.kernels.target_contests import contests
 from tests.tiny import make_tiny_drafter, make_tiny_target
@@ -17,13 +17,6 @@ from tests.tiny import make_tiny_drafter, make_tiny_target
 def small(monkeypatch):
     monkeypatch.setattr(target_contests, "CONTEXTS", (40, 2200))
     monkeypatch.setattr(_contest, "ROTATED_BYTES", 2**15)
-
-
-@pytest.fixture
-def believing(monkeypatch):
-    """A dispatcher that believes in Metal; no kernel is run."""
-    monkeypatch.setattr(_dispatch, "kernel_factory", lambda: (lambda **_: pytest.fail("a kernel ran"), True))
-    dispatcher.cache_clear()
 
 
 @pytest.mark.usefixtures("believing")
