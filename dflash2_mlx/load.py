@@ -27,6 +27,7 @@ from .cost_model import OwnKernels, predict, workload
 from .costs import CostTable, PassCosts
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
+from .embedded import MINI, MINI_DRAFTER, MINI_TARGET
 from .errors import CheckpointError, ConfigError, SettingError
 from .fingerprint import fingerprint, unique_fingerprint
 from .kernels._dispatch import EXACT_ROWS, dispatcher
@@ -39,8 +40,6 @@ from .targets.base import Target
 from .targets.registry import describe_quantization, make_target, text_config
 from .weights import load_drafter_weights, read_headers
 
-MINI = "mini"
-_MINI_FOLDER = Path(__file__).parent / "data" / "mini"
 _DTYPES = ("auto", "bfloat16", "float32")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
@@ -114,7 +113,7 @@ def load(
     mini = str(target) == MINI
     if drafter is None and not mini:
         _refuse(draft_bits=draft_bits, draft_window=draft_window, draft_sink=draft_sink or None)
-    source = _MINI_FOLDER / "target" if mini else target
+    source = MINI_TARGET if mini else target
     draft_source, drafter_name = _drafter_source(drafter, mini)
 
     config = read_config(find_config(source))
@@ -210,7 +209,7 @@ def _warm_up_target(target: Target, rows: int) -> None:
 def _drafter_source(drafter: str | Path | None, mini: bool) -> tuple[str | Path | None, str | None]:
     """Where a drafter lies and what it is called; the embedded pair brings its own."""
     if str(drafter) == MINI or (mini and drafter is None):
-        return _MINI_FOLDER / "drafter", MINI
+        return MINI_DRAFTER, MINI
     return drafter, None if drafter is None else str(drafter)
 
 
@@ -232,7 +231,7 @@ def with_drafter(
     Raises:
         CheckpointError, ConfigError, PairError: one line each.
     """
-    source = _MINI_FOLDER / "drafter" if str(drafter) == MINI else drafter
+    source = MINI_DRAFTER if str(drafter) == MINI else drafter
     files = _checked_files(source, engine.target_config, engine.exactness, draft_bits, draft_group_size)
     model = owner().call(lambda: files.read(engine.target))
     # What was measured, and what is kept under the fingerprint, belongs to the other drafter.

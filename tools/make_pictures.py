@@ -33,6 +33,7 @@ CHROMIUM = (
 PATIENCE_MS = 300_000
 COLUMNS, LINES = 112, 30
 SHORTEST_S = 0.15  # a state of the terminal's picture
+QUIET_S = 0.01  # without output: the screen is drawn
 LEAST_LINES = 4  # of a screen with which it begins
 CELL, ROW = 8.4, 18  # of a character, in the picture's units
 COLOURS = {
@@ -71,7 +72,9 @@ def pages() -> None:
         page.set_default_timeout(PATIENCE_MS)
         _race(page, address)
         _chat(page, address)
-        _others(page, address)
+        _bench(page, address)
+        _settings(page, address)
+        _status(page, address)
         browser.close()
 
 
@@ -97,11 +100,30 @@ def _chat(page: Any, address: str) -> None:
     page.screenshot(path=PICTURES / "chat.png")
 
 
-def _others(page: Any, address: str) -> None:
-    for name in ("models", "bench", "status"):
-        page.goto(f"{address}/#/{name}")
-        page.wait_for_timeout(6000)
-        page.screenshot(path=PICTURES / f"{name}.png")
+def _bench(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/bench")
+    page.get_by_label("Samples", exact=True).fill("12")
+    page.get_by_label("Max tokens", exact=True).fill("128")
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.get_by_role("button", name="Start", exact=True).and_(page.locator(":enabled")).wait_for()
+    page.get_by_text(re.compile("JSON")).first.wait_for()
+    page.wait_for_timeout(1000)
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=PICTURES / "bench.png", full_page=True)
+
+
+def _settings(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/models")
+    page.get_by_role("button", name="Settings").first.click()
+    page.get_by_role("dialog").get_by_text("Runtime block size").first.wait_for()
+    page.wait_for_timeout(1000)
+    page.screenshot(path=PICTURES / "models.png")
+
+
+def _status(page: Any, address: str) -> None:
+    page.goto(f"{address}/#/status")
+    page.wait_for_timeout(6000)
+    page.screenshot(path=PICTURES / "status.png")
 
 
 def terminal() -> None:
@@ -120,14 +142,19 @@ def _recorded(command: list[str]) -> Iterator[tuple[float, list[list[Any]]]]:
     environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "", "PYTHONUNBUFFERED": "1"}
     child = pexpect.spawn(command[0], command[1:], dimensions=(LINES, COLUMNS), env=environment, cwd=str(ROOT))
     began = time.monotonic()
-    while True:
+    drawing = ended = False
+    while not ended:
         try:
-            stream.feed(child.read_nonblocking(65536, timeout=0.05))
+            stream.feed(child.read_nonblocking(65536, timeout=QUIET_S))
+            drawing = True
+            continue  # a screen is redrawn in several pieces
         except pexpect.TIMEOUT:
-            continue
+            pass
         except pexpect.EOF:
-            break
-        yield time.monotonic() - began, [[screen.buffer[y][x] for x in range(COLUMNS)] for y in range(LINES)]
+            ended = True
+        if drawing:
+            drawing = False
+            yield time.monotonic() - began, [[screen.buffer[y][x] for x in range(COLUMNS)] for y in range(LINES)]
 
 
 def _thinned(states: Iterator[tuple[float, list[list[Any]]]]) -> Iterator[tuple[float, list[list[Any]]]]:

@@ -10,9 +10,8 @@ from typing import Any
 
 from ..checkpoint import find_files
 from ..config import SamplingConfig
+from ..embedded import MINI, MINI_TARGET
 from ..errors import CheckpointError, ConfigError
-from ..load import MINI
-from .prompts import MINI_FOLDER
 
 _FILE = "generation_config.json"
 _TAKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -27,7 +26,7 @@ def recommended_sampling(target: str) -> dict[str, Any]:
         CheckpointError: no such file, or one that is not a JSON object.
         ConfigError: a value that sampling cannot have.
     """
-    folder = MINI_FOLDER / "target" if target == MINI else find_files(target)
+    folder = MINI_TARGET if target == MINI else find_files(target)
     path = folder / _FILE
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))

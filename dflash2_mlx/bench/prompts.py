@@ -14,12 +14,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..embedded import MINI_PROMPTS
 from ..errors import PromptError
 from ..text import Prompt, Tokenizer
 
 T = TypeVar("T")
 SELECTION_SEED = 42  # of the authors' runner
-MINI_FOLDER = Path(__file__).parents[1] / "data" / "mini"
 _EXPECTED = '{"prompt": text}, {"messages": [...]} or {"turns": [text, ...]}'
 
 
@@ -56,7 +56,7 @@ def as_messages(prompt: Prompt) -> list[Mapping[str, Any]]:
 
 def mini_prompts() -> list[BenchPrompt]:
     """The embedded set, made for the embedded pair; needs no network."""
-    return read_prompts(MINI_FOLDER / "prompts.jsonl")
+    return read_prompts(MINI_PROMPTS)
 
 
 def draw(items: Sequence[T], samples: int | None) -> list[T]:

@@ -68,6 +68,7 @@ def _open_browser(address: str, out: Output) -> None:
 def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket, base_path: Path | None) -> None:
     import dflash2_mlx as d2
 
+    from ..fit import weight_bytes
     from ..web.app import make_app
     from ..web.desk import Desk
     from ..web.pool import ModelPool
@@ -76,7 +77,7 @@ def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket, b
     from ..web.service import Service
 
     served = Served.of(configured.named.model_id, configured, config=config)
-    pool = ModelPool([LoadedSource(served)])
+    pool = ModelPool([LoadedSource(served, weight_bytes=weight_bytes(configured.plan))])
     pool.adopt(served)
     service = Service(pool, Desk(), base_path=base_path)
     run(make_app(service, version=d2.__version__), claimed, service.stop)

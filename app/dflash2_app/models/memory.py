@@ -128,10 +128,13 @@ def local_fit(
     limit: int | None = None,
 ) -> Fit:
     """`check_fit` of a pair by name; nothing is known of one whose config is not on this machine."""
-    config = local_config(target)
+    from dflash2_mlx.embedded import MINI, MINI_DRAFTER, MINI_TARGET
+
+    config = local_config(str(MINI_TARGET) if target == MINI else target)
     if config is None:
         return Fit(None, None, reason=f"{target} is not on this machine")
-    return check_fit(config, local_config(drafter) if drafter else None, context, precision=precision, limit=limit)
+    drafts = local_config(str(MINI_DRAFTER) if drafter == MINI else drafter) if drafter else None
+    return check_fit(config, drafts, context, precision=precision, limit=limit)
 
 
 def needs(fit: Fit) -> str:

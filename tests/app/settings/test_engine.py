@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_app import engine
 from dflash2_app.engine import load_configured, prepare
-from dflash2_app.fit import Room, prefix_shares
+from dflash2_app.fit import Room, check_memory, prefix_shares, weight_bytes
 from dflash2_app.loading import Loaded, share_prefix_memory
 from dflash2_app.settings.files import SettingsError
 from dflash2_app.settings.plan import Abilities
@@ -219,6 +220,16 @@ def test_what_later_parts_of_the_library_will_get(
     monkeypatch.setattr(engine, "check_memory", lambda *_, **__: Room(10**9))
     tight = load_configured("o/t", several=True)
     assert made[-1][1] == 10**9 and "In-memory cache size: 8.6 GB are set" in tight.report.notes[-1]
+
+
+def test_the_embedded_pair_takes_memory_like_any_other(base: Path) -> None:
+    plan = prepare("mini").plan
+    with_drafter, files = weight_bytes(plan), Path(d2.__file__).parent / "data/mini"
+    alone = weight_bytes(replace(plan, drafter=None))
+    assert with_drafter is not None and alone is not None
+    assert alone > (files / "target/model.safetensors").stat().st_size / 2
+    assert with_drafter - alone > (files / "drafter/model.safetensors").stat().st_size / 2
+    assert (check_memory(plan, plain=False).needs_bytes or 0) > with_drafter
 
 
 def test_a_prefix_cache_takes_no_more_than_the_models_leave() -> None:

@@ -23,7 +23,7 @@ from dflash2_app.web.desk import Desk
 from tests.app.conftest import environment
 
 from .conftest import HELLO, Running, serving
-from .models import scripted, source_of, tiny_engine, tiny_served
+from .models import mini_source, scripted, source_of, tiny_engine, tiny_served
 from .test_sharing import until
 
 ORDER = {"model": "tiny", "prompt": "hello", "max_tokens": 12}
@@ -164,6 +164,13 @@ def test_a_refusal_gives_the_reason_that_the_status_gives(server: Running) -> No
     refused = server.http.post("/api/race", json={**ORDER, "model": "plain"}).json()["error"]
     assert refused["message"].endswith(states["plain"]["dflash_fallback_reason"])
     assert refused["code"] == "dflash_not_active"
+
+
+def test_a_drafter_that_lies_there_and_is_switched_off_races_nobody() -> None:
+    """The embedded pair brings its drafter along, also where the settings do not want it."""
+    with serving(mini_source(dflash_enabled=False)) as server:
+        answer = server.http.post("/api/race", json={**ORDER, "model": "mini"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "dflash_not_active"), answer.text
 
 
 def test_thinking_and_system_reach_the_prompt(server: Running) -> None:

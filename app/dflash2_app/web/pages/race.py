@@ -97,8 +97,6 @@ class RaceOrder:
         given = {"max_tokens": self.max_tokens, "block_size": self.block_size, "verify_mode": self.verify_mode}
         draft.config |= {name: value for name, value in given.items() if value is not None}
         draft.config |= {"mode": "dflash2", "logprobs": None}
-        if self.verify_mode is None and served.defaults.verify_mode == "off":
-            draft.config["verify_mode"] = "dflash"
         prompt: Prompt = self.prompt
         if self.system is not None:
             prompt = [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
@@ -120,7 +118,7 @@ def check_drafter(served: Served) -> None:
         ApiError: nothing is drafted; with the reason that every other place gives.
     """
     report = served.report
-    if report.dflash_active and served.engine.drafter is not None:
+    if report.dflash_active:
         return
     reason = report.dflash_fallback_reason or f"DFlash is off for {served.name}"
     raise ApiError(

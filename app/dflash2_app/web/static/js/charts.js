@@ -63,5 +63,5 @@ export function lineChart(series, { title, xLabel, yLabel, height = 200 }) {
 }
 
 function short(value) {
-  return Math.abs(value) >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : Number(value.toPrecision(2)).toString();
+  return Math.abs(value) >= 100 ? value.toFixed(0) : value >= 10 ? Number(value.toFixed(1)).toString() : Number(value.toPrecision(2)).toString();
 }

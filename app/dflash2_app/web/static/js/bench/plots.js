@@ -122,5 +122,5 @@ function niceMost(value) {
 function short(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  return size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : Number(value.toPrecision(3)).toString();
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? Number(value.toFixed(1)).toString() : Number(value.toPrecision(3)).toString();
 }
