@@ -30,7 +30,9 @@ PROGRAM = [sys.executable, "-m", "dflash2_app"]
 CHROMIUM = (
     "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update".split()
 )
+WIDTH, HEIGHT = 1200, 860  # of a page
 PATIENCE_MS = 300_000
+FORGETTING_MS = 90_000  # until the machine's load average has forgotten the race and the chat
 COLUMNS, LINES = 112, 30
 SHORTEST_S = 0.15  # a state of the terminal's picture
 QUIET_S = 0.01  # without output: the screen is drawn
@@ -68,7 +70,7 @@ def pages() -> None:
 
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
-        page = browser.new_page(viewport={"width": 1200, "height": 860})
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.set_default_timeout(PATIENCE_MS)
         _race(page, address)
         _chat(page, address)
@@ -101,18 +103,19 @@ def _chat(page: Any, address: str) -> None:
 
 
 def _bench(page: Any, address: str) -> None:
+    page.wait_for_timeout(FORGETTING_MS)
     page.goto(f"{address}/#/bench")
     page.get_by_label("Samples", exact=True).fill("12")
     page.get_by_label("Max tokens", exact=True).fill("128")
     page.get_by_role("button", name="Start", exact=True).click()
-    page.get_by_role("button", name="Start", exact=True).and_(page.locator(":enabled")).wait_for()
-    page.get_by_text(re.compile("JSON")).first.wait_for()
+    page.get_by_role("heading", name="Advice:").wait_for()
     page.wait_for_timeout(1000)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=PICTURES / "bench.png", full_page=True)
 
 
 def _settings(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": WIDTH, "height": 1500})
     page.goto(f"{address}/#/models")
     page.get_by_role("button", name="Settings").first.click()
     page.get_by_role("dialog").get_by_text("Runtime block size").first.wait_for()
@@ -121,6 +124,7 @@ def _settings(page: Any, address: str) -> None:
 
 
 def _status(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
     page.goto(f"{address}/#/status")
     page.wait_for_timeout(6000)
     page.screenshot(path=PICTURES / "status.png")

@@ -246,6 +246,23 @@ def test_a_footer_drops_whole_figures_rather_than_cut_one(width: int) -> None:
     assert len(rest) == 3 or (not seconds and len(rest) >= 1)
 
 
+def test_a_pane_is_drawn_anew_only_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_panes = []
+    tail = Lane.tail
+    monkeypatch.setattr(Lane, "tail", lambda lane, *size: [drawn_panes.append(lane), tail(lane, *size)][1])
+    pair = [Lane("plain decoding", "waits"), Lane("DFlash 2", "waits")]
+    screen, console = Screen("subject", pair), Console(width=120, height=40, force_terminal=False)
+    for change in (None, lambda: pair[0].land([("x", "plain")], ""), None, lambda: setattr(pair[1], "waiting", "next"),
+                   lambda: pair[1].start("reads"), lambda: pair[1].finish("done")):  # fmt: skip
+        if change:
+            change()
+        lines = drawn(console, screen)
+    assert drawn_panes == [pair[0], pair[1], pair[0], pair[1], pair[1], pair[1]]
+    assert any("x" in line for line in lines) and "done" in "".join(lines)
+    drawn(Console(width=100, height=40, force_terminal=False), screen)
+    assert drawn_panes[6:] == pair, "another size"
+
+
 def test_the_panes_say_what_they_wait_for() -> None:
     lane = Lane("plain", "both warm up")
     assert lane.footer() == "both warm up"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .demo_view import Lane
 
 _PANEL = "Output"
-REFRESHES_PER_SECOND = 12
+REFRESHES_PER_SECOND = 10
 MOST_SEED = 2**53 - 1  # beyond it, a browser's numbers are no longer exact
 
 

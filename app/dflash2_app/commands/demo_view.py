@@ -2,19 +2,22 @@
 
 Owns: layout, tints and the bar chart. Knows nothing of models: it is told what was committed and by whom.
 Invariant: drawing never blocks a run; the screen reads a lane under its lock and at its own pace, so that a
-slow terminal does not slow the decoding that is being measured.
+slow terminal does not slow the decoding that is being measured. Drawing takes time of the same machine, so a pane is
+drawn anew only when something in it has changed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +27,7 @@ from ..output import printable
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
+Pane = list[list[Segment]]  # lines
 Kind = Literal["prompt", "plain", "accepted", "bonus"]
 
 # Foreground and background together, so that both stay readable on light and on dark terminals.
@@ -98,6 +102,11 @@ class Lane:
             self._lines.append([Piece(line, kind, self._landings)] if line else [])
 
     @property
+    def landings(self) -> int:
+        """Changes with everything that lands."""
+        return self._landings
+
+    @property
     def running(self) -> bool:
         return self._started is not None and self._ended is None
 
@@ -130,21 +139,23 @@ class Screen:
     def __init__(self, subject: str, lanes: Sequence[Lane]):
         self.subject = subject
         self.lanes = lanes
+        self._drawn: dict[Lane, tuple[Hashable, Pane]] = {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(self.subject, style="bold", overflow="ellipsis", no_wrap=True)
         yield self._legend()
         height = console.height - VERDICT_LINES - 2
         if options.max_width >= SIDE_BY_SIDE:
-            height = max(height, LEAST_PANE)
-            row = Table.grid(expand=True)
-            for _ in self.lanes:
-                row.add_column(ratio=1)
-            row.add_row(*(self._pane(console, lane, options.max_width // 2, height) for lane in self.lanes))
-            yield row
+            height, left = max(height, LEAST_PANE), options.max_width // 2
+            widths = (left, options.max_width - left)
+            panes = [self._pane(console, lane, width, height) for lane, width in zip(self.lanes, widths, strict=True)]
+            for line in zip(*panes, strict=True):
+                yield from chain(*line, [Segment.line()])
         else:
             height = max(height // 2, LEAST_PANE)
-            yield Group(*(self._pane(console, lane, options.max_width, height) for lane in self.lanes))
+            for lane in self.lanes:
+                for row in self._pane(console, lane, options.max_width, height):
+                    yield from chain(row, [Segment.line()])
 
     def _legend(self) -> Text:
         legend = Text(overflow="ellipsis", no_wrap=True)
@@ -154,7 +165,16 @@ class Screen:
         legend.append("  one run after the other", "dim")
         return legend
 
-    def _pane(self, console: Console, lane: Lane, width: int, height: int) -> Panel:
+    def _pane(self, console: Console, lane: Lane, width: int, height: int) -> Pane:
+        looks = (lane.landings, lane.footer(), lane.running, width, height)
+        before = self._drawn.get(lane)
+        if before is None or before[0] != looks:
+            panel = self._panel(console, lane, width, height)
+            lines = console.render_lines(panel, console.options.update(width=width, height=height))
+            before = self._drawn[lane] = looks, lines
+        return before[1]
+
+    def _panel(self, console: Console, lane: Lane, width: int, height: int) -> Panel:
         lines = lane.tail(console, width - 4, height - 2)
         return Panel(
             Group(*lines),

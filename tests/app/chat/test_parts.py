@@ -256,6 +256,16 @@ def test_damaged_chats_are_told(base: Path, text: str, message: str) -> None:
         store.load("x")
 
 
+def test_a_file_too_long_for_a_chat_is_not_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ChatStore(base)
+    size = store.save("x", chat()).stat().st_size
+    monkeypatch.setattr("dflash2_app.chat.store.MOST_BYTES", size)
+    assert store.load("x").messages
+    monkeypatch.setattr("dflash2_app.chat.store.MOST_BYTES", size - 1)
+    with pytest.raises(AppError, match=rf"x\.json: got {size} bytes, expected at most {size - 1}"):
+        store.load("x")
+
+
 def test_a_chat_that_is_not_there(base: Path) -> None:
     store = ChatStore(base)
     store.save("known", chat())

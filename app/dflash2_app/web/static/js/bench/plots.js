@@ -116,7 +116,7 @@ export function stackedBars(rows, { title, unit, names }) {
 function niceMost(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.5, 2, 3, 4, 5, 8, 10].map((part) => part * power).find((most) => most >= value);
+  return [1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10].map((part) => part * power).find((most) => most >= value);
 }
 
 function short(value) {

@@ -15,6 +15,7 @@ import { keep } from "../race/store.js";
 
 export const title = "Side by side";
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const REPLAYED_MS = 250, LIVE_MS = 100; // between two drawings of what is being measured
 const MOST_FILE_BYTES = 32e6;
 
 export async function mount(root, { query, signal }) {
@@ -34,6 +35,7 @@ class RacePage {
   constructor(root, choices, query) {
     this.record = null;
     this.running = null;
+    this.draw = this.drawing = null;
     this.form = new RaceForm(choices, query, { onStart: (order, live) => this.start(order, live), onStop: () => this.running?.abort() });
     this.lanes = { plain: new Lane("plain"), dflash2: new Lane("dflash2", (at) => this.openBlock(at)) };
     this.replay = new Replay((time, state) => this.onTime(time, state));
@@ -128,19 +130,39 @@ class RacePage {
   onUpdate(record, event, data, live) {
     if (event === "run") this.subject.textContent = record.run.subject;
     if (event === "lane") this.lanes[data.lane].clear("reads the prompt…", "runs");
-    if (event === "round") {
-      const lane = record.lanes[data.lane], count = lane.rounds.reduce((sum, round) => sum + round.committed, 0);
-      if (live) this.lanes[data.lane].live(lane);
-      else fill(this.lanes[data.lane].text, el("span.dim", {}, `measured now, shown in the replay: ${count} tokens`));
-      const most = record.run.max_tokens, part = data.lane === "plain" ? 0 : most;
-      this.progress.max = 2 * most;
-      this.progress.value = part + Math.min(count, most);
-      if (lane.rounds.length % 16 === 1) this.say(`${TITLES[data.lane]} is measured, alone`);
-    }
+    if (event === "round") this.drawSoon(() => this.drawRounds(record, data.lane, live), live ? LIVE_MS : REPLAYED_MS);
     if (event === "lane_end") {
+      this.drawNow();
       this.lanes[data.lane].badge("measured", "good");
       if (!live) fill(this.lanes[data.lane].text, el("span.dim", {}, `measured: ${data.stats.generated_tokens} tokens`));
     }
+  }
+
+  drawRounds(record, mode, live) {
+    const lane = record.lanes[mode], count = lane.rounds.reduce((sum, round) => sum + round.committed, 0);
+    if (live) this.lanes[mode].live(lane);
+    else fill(this.lanes[mode].text, el("span.dim", {}, `measured now, shown in the replay: ${count} tokens`));
+    const most = record.run.max_tokens, part = mode === "plain" ? 0 : most;
+    this.progress.max = 2 * most;
+    this.progress.value = part + Math.min(count, most);
+    this.say(`${TITLES[mode]} is measured, alone`);
+  }
+
+  /** Draw everything that has come, not every token by itself: what is measured shares this machine with the page. */
+  drawSoon(draw, wait) {
+    this.draw = draw;
+    this.drawing ??= setTimeout(() => this.drawNow(), wait);
+  }
+
+  drawNow() {
+    const draw = this.draw;
+    this.drawNothing();
+    draw?.();
+  }
+
+  drawNothing() {
+    clearTimeout(this.drawing);
+    this.draw = this.drawing = null;
   }
 
   async finish(record, live) {
@@ -165,6 +187,7 @@ class RacePage {
   }
 
   abandon(error, before) {
+    this.drawNothing();
     this.stage.hidden = true;
     this.empty.hidden = false;
     if (before) this.show(before);
@@ -239,6 +262,7 @@ class RacePage {
 
   end() {
     this.running?.abort();
+    this.drawNothing();
     this.replay.pause();
   }
 }
