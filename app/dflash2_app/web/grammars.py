@@ -96,8 +96,9 @@ class Grammars:
 
 
 _LEAD = r"/\n{0,2}/"
-# Blanks between the parts of a JSON text: enough to indent it, not so many that a model could go on with them for ever.
-_BLANKS = r"[ \n]{0,32}"
+# Between the parts of a JSON text: nothing, a blank, or a line end and its indentation. With more of them to choose from
+# a small model writes line end after line end, and its reply is cut before the JSON is whole.
+_BLANKS = r"( |\n {0,32})?"
 
 
 def _json_text(schema: Mapping[str, Any] | bool) -> str:

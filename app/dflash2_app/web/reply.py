@@ -173,9 +173,10 @@ def _answer_rules(served: Served, ask: Ask, vocabulary: Vocabulary, *, after_thi
     answer = Grammar(vocabulary, matcher, Ending(vocabulary))
     if not ask.tools:
         return answer
-    # Either a call or an answer of the schema: the mark that opens a call decides.
+    # Either a call or an answer of the schema: the mark that opens a call decides, behind line ends too.
     marks = ThinkingMarks(_tokens(served.tokenizer.tool_call_start_tokens), ())
-    return BeforeThinking(vocabulary, marks, _one_call(served, ask, vocabulary), answer)
+    layout = {token for text in ("\n", "\n\n") for token in served.tokenizer.encode(text, add_special_tokens=False)}
+    return BeforeThinking(vocabulary, marks, _one_call(served, ask, vocabulary), answer, frozenset(layout))
 
 
 def _call_rules(served: Served, ask: Ask, vocabulary: Vocabulary, forced: bool) -> Stage | None:

@@ -146,12 +146,16 @@ class ThinkingMarks:
 
 @dataclass(frozen=True)
 class BeforeThinking:
-    """The beginning of a reply that may think first, or answer at once."""
+    """The beginning of a reply that may think first, or answer at once; or that may call a tool, or answer.
+
+    `layout`: tokens after which both are still possible, such as line ends.
+    """
 
     vocabulary: Vocabulary
     marks: ThinkingMarks
     inside: Stage
     answer: Stage
+    layout: frozenset[int] = frozenset()
 
     def mask(self) -> np.ndarray:
         return self.answer.mask() | self.vocabulary.only(self.marks.start[0])
@@ -159,7 +163,8 @@ class BeforeThinking:
     def after(self, token: int) -> Stage:
         if token == self.marks.start[0]:
             return Forced(self.vocabulary, self.marks.start, self.inside).after(token)
-        return self.answer.after(token)
+        answer = self.answer.after(token)
+        return replace(self, answer=answer) if token in self.layout else answer
 
 
 @dataclass(frozen=True)

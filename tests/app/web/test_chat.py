@@ -303,3 +303,19 @@ def test_a_conversation_with_tool_results(server: Running) -> None:
     messages[2]["tool_calls"][0]["function"]["arguments"] = "{"
     with pytest.raises(openai.BadRequestError, match=r"messages\[2\].tool_calls\[0\].function.arguments"):
         chat(server, messages=messages)
+
+
+def test_behind_thinking_both_a_call_and_an_answer_of_the_schema_are_possible() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "integer"}}}
+    model = scripted("7")
+    with serving(source_of(model)) as server:
+        chat(server, "scripted", tools=[WEATHER], response_format=form)
+    rules = model.asked[-1][2]
+
+    def possible(text: str) -> bool:
+        tokens = model.tokenizer.encode(text)
+        return all(row[token] for row, token in zip(rules.masks(tokens), tokens, strict=False))
+
+    for start in ("", "\n", "\n\n"):
+        assert possible(f"<think>hm</think>{start}7") and possible(f"<think>hm</think>{start}{CALL}"), repr(start)
+    assert not possible(f"<think>hm</think>\n\n\n{CALL}") and not possible(f"<think>hm</think>7{CALL}")

@@ -100,8 +100,10 @@ def test_json_of_a_schema(grammars: Grammars) -> None:
     for text in ('{"a": 1}', '{"a":-12}', '{\n  "a": 1\n}'):
         assert fits(plain, text) and fits(after_thinking, text), text
         assert fits(after_thinking, "\n\n" + text) and not fits(plain, "\n" + text)
-    for text in ('{"a": "1"}', "{}", '{"a": 1, "b": 2}', '{"a": 1', '{"a": 1} ', "", f'{{{" " * 40}"a": 1}}'):
+    for text in ('{"a": "1"}', "{}", '{"a": 1, "b": 2}', '{"a": 1', '{"a": 1} ', "", f'{{\n{" " * 40}"a": 1}}'):
         assert not fits(plain, text), text
+    for text in ('{\n\n"a": 1}', '{  "a": 1}', '{ \n"a": 1}'):
+        assert not fits(plain, text), f"{text!r}: a small model would go on with blanks for ever"
     for wrong in ({"type": "what"}, {"$ref": "#/no"}, {"pattern": "(", "type": "string"}, {"unevaluatedItems": 1}):
         with pytest.raises(ApiError, match=r"my\.field: got a schema that cannot be enforced"):
             grammars.schema(wrong, "my.field")
