@@ -118,16 +118,16 @@ async def _unload_idle(service: Service) -> None:
             log.info("unloaded %s: idle", name)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return json_response(error.openai(), error.status)
+    return json_response(error.of(request.url.path), error.status)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]}"
     refused = ApiError(f"path: got {what!r}, expected one of this server's", status=error.status_code)
-    return json_response(refused.openai(), error.status_code, dict(error.headers or {}))
+    return json_response(refused.of(request.url.path), error.status_code, dict(error.headers or {}))
 
 
 async def _gone(_: Request, __: Exception) -> Response:

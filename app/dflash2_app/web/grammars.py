@@ -96,8 +96,8 @@ class Grammars:
 
 
 _LEAD = r"/\n{0,2}/"
-# Between the parts of a JSON text: nothing, a blank, or a line end and its indentation. With more of them to choose from
-# a small model writes line end after line end, and its reply is cut before the JSON is whole.
+# Between the parts of a JSON text: nothing, a blank, or a line end and its indentation. Where it may, a small model
+# writes line end after line end, and its reply is cut before the JSON is whole.
 _BLANKS = r"( |\n {0,32})?"
 
 

@@ -22,7 +22,6 @@ from .metrics import Metrics
 log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the server is up
 OPEN_FOLDER = "/static/"  # the web app's files: a browser cannot show a key when it opens a page
-ANTHROPIC_PATHS = ("/v1/messages",)
 WATCHED_PATHS = (
     "/health",
     "/metrics",
@@ -75,10 +74,9 @@ class Guard:
             self._check(headers, scope["path"])
         except ApiError as error:
             log.warning("refused %s %s: %s", scope["method"], _path(scope), error.message)
-            shape = error.anthropic() if scope["path"].startswith(ANTHROPIC_PATHS) else error.openai()
             await discard_body(headers, receive)
             # Closed, whatever was read: nobody may find out where a body ends by what is answered next.
-            await json_response(shape, error.status, {"connection": "close"})(scope, receive, noting)
+            await json_response(error.of(scope["path"]), error.status, {"connection": "close"})(scope, receive, noting)
         else:
             await self._app(scope, receive, noting)
         finally:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 
 from ..output import finite
-from .api.errors import TIMEOUT, TOO_LARGE, UNAVAILABLE, ApiError
+from .api.errors import PACKED, TIMEOUT, TOO_LARGE, UNAVAILABLE, ApiError, shown
 from .service import Limits
 
 T = TypeVar("T")
@@ -56,9 +56,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     """The whole body.
 
     Raises:
-        ApiError: too large (413), or too slow (408).
+        ApiError: too large (413), packed (415), or too slow (408).
         ClientGone: the client left while sending.
     """
+    packed = request.headers.get("content-encoding", "identity")
+    if packed.lower() != "identity":
+        raise ApiError(
+            f"Content-Encoding: got {shown(packed)}, expected none: bodies are read as they are", status=PACKED
+        )
     stated = request.headers.get("content-length", "0")
     if not stated.isdigit() or int(stated) > limits.body_bytes:
         raise _too_large(stated, limits)

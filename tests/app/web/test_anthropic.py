@@ -55,6 +55,16 @@ def test_thinking_text_and_calls_are_blocks() -> None:
         assert whole.usage.cache_read_input_tokens == 2 and whole.usage.input_tokens == 5
 
 
+def test_thinking_ends_with_a_signature_and_stands_alone_when_it_is_cut() -> None:
+    with serving(source_of(scripted("<think>\nhm\n</think>\n\nyes"))) as server:
+        for length, kinds in ((100, ["thinking", "text"]), (4, ["thinking"])):
+            events = list(ask(server, "scripted", max_tokens=length, stream=True))
+            deltas = [event.delta.type for event in events if event.type == "content_block_delta" and not event.index]
+            assert deltas[-1] == "signature_delta" and set(deltas[:-1]) == {"thinking_delta"}
+            assert [event.content_block.type for event in events if event.type == "content_block_start"] == kinds
+            assert [block.type for block in ask(server, "scripted", max_tokens=length).content] == kinds
+
+
 def test_a_conversation_reaches_the_template() -> None:
     model = scripted("fine")
     with serving(source_of(model)) as server:
@@ -103,7 +113,7 @@ def test_tokens_are_counted(server: Running) -> None:
     counted = server.anthropic.messages.count_tokens(model="tiny", messages=HELLO, tools=[TOOL], system="s")
     used = ask(server, tools=[TOOL], system="s", max_tokens=1)
     assert counted.input_tokens == used.usage.input_tokens
-    with pytest.raises(anthropic.BadRequestError, match="context of 8192"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: got \d+ tokens.*context of 8192"):
         server.anthropic.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "x" * 9000}])
     with pytest.raises(anthropic.NotFoundError):
         server.anthropic.messages.count_tokens(model="nobody", messages=HELLO)
@@ -136,6 +146,8 @@ def test_errors_have_anthropic_s_form(server: Running) -> None:
     assert refused.value.body["error"]["type"] == "not_found_error"
     answer = server.http.post("/v1/messages", json={}, headers={"origin": "https://evil.example"})
     assert answer.json()["error"]["type"] == "permission_error"
+    for answer in (server.http.get("/v1/messages"), server.http.post("/v1/messages/batches", json={})):
+        assert answer.status_code in (404, 405) and answer.json()["type"] == "error"
     broken = scripted("yyyy", "broken", fault=RuntimeError("gone"))
     with serving(source_of(broken)) as other, pytest.raises(anthropic.APIStatusError, match="gone"):
         for _ in ask(other, "broken", stream=True):

@@ -123,8 +123,9 @@ def test_unknown_model_and_too_long_a_prompt(server: Running) -> None:
         chat(server, "no-such-model")
     with pytest.raises(openai.NotFoundError):
         chat(server, "../../etc/passwd")
-    with pytest.raises(openai.BadRequestError, match="context of 8192"):
+    with pytest.raises(openai.BadRequestError, match="context of 8192") as refused:
         chat(server, messages=[{"role": "user", "content": "x" * 9000}])
+    assert refused.value.code == "context_length_exceeded"
 
 
 def test_a_model_without_template_takes_one_message(server: Running) -> None:
@@ -292,6 +293,22 @@ def test_a_form_of_calls_without_grammar_is_not_forced() -> None:
             chat(server, tools=[WEATHER], tool_choice="required")
         with pytest.raises(openai.BadRequestError, match=r"tools\[0\].function.strict.*glm47"):
             chat(server, tools=[tool("a", strict=True)])
+
+
+def test_system_messages_at_the_beginning_are_one() -> None:
+    model = scripted("fine")
+    system = [{"role": "system", "content": "a"}, {"role": "developer", "content": "b"}]
+    with serving(source_of(model)) as server:
+        for messages, expected in (
+            ([*system, *HELLO], [{"role": "system", "content": "a\n\nb"}, *HELLO]),
+            (HELLO + system, [*HELLO, system[0], {"role": "system", "content": "b"}]),
+            (
+                [{**system[0], "name": "n"}, *system],
+                [{**system[0], "name": "n"}, system[0], {**system[0], "content": "b"}],
+            ),
+        ):
+            chat(server, "scripted", messages=messages)
+            assert model.asked[-1][0] == expected
 
 
 def test_a_conversation_with_tool_results(server: Running) -> None:

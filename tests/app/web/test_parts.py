@@ -71,5 +71,8 @@ def test_arguments_are_json_text_whatever_the_parser_gives() -> None:
     for parsed in ({"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": '{"a": 1}'}):
         calls = CallReader(Marks("[", ""), lambda text, tools, parsed=parsed: parsed, [])
         assert [json.loads(call.arguments) for call in calls.read("x")] == [{"a": 1}]
-    for odd in ({}, {"name": 3}, {"name": "f", "arguments": "{"}, None, [None]):
+    for parsed in ({"name": "f"}, {"name": "f", "arguments": None}):
+        assert CallReader(Marks("[", ""), lambda text, tools, parsed=parsed: parsed, []).read("x")[0].arguments == "{}"
+    for odd in ({}, {"name": 3}, {"name": "f", "arguments": "{"}, None, [None], {"name": "f", "arguments": [1]},
+                {"name": "f", "arguments": "3"}, {"name": "f", "arguments": 0}):  # fmt: skip
         assert CallReader(Marks("[", ""), lambda text, tools, odd=odd: odd, []).read("x") == []

@@ -80,6 +80,35 @@ def test_items_reach_the_template() -> None:
         assert model.asked[-1][0][1] == {"role": "assistant", "content": "fine"}
 
 
+def test_an_agent_s_several_messages_reach_the_template() -> None:
+    model = scripted("fine")
+    with serving(source_of(model)) as server:
+        ask(server, "scripted", instructions="Be short.", input=[
+            {"role": "developer", "content": "Ask first."}, {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"}, {"role": "assistant", "content": "c"},
+            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
+            {"role": "developer", "content": "d"},
+        ])  # fmt: skip
+    assert [(message["role"], message["content"]) for message in model.asked[-1][0]] == [
+        ("system", "Be short.\n\nAsk first."), ("user", "a"), ("assistant", "b"), ("assistant", "c"), ("system", "d")
+    ]  # fmt: skip
+    assert model.asked[-1][0][3]["tool_calls"][0]["id"] == "c1"
+
+
+@pytest.mark.parametrize(("length", "kinds"), [(4, ["reasoning"]), (16, ["reasoning", "message"])])
+def test_what_was_cut_is_an_incomplete_item(length: int, kinds: list[str]) -> None:
+    with serving(source_of(scripted("<think>\nhm\n</think>\n\nLet me see."))) as server:
+        fields = {"model": "scripted", "max_output_tokens": length}
+        whole, events = ask(server, **fields), list(ask(server, stream=True, **fields))
+        done = [event.item for event in events if event.type == "response.output_item.done"]
+        for items in (whole.output, events[-1].response.output, done):
+            assert [item.type for item in items] == kinds
+            assert [item.status for item in items] == ["completed"] * (len(kinds) - 1) + ["incomplete"]
+            assert items[-1].content[0].text
+        raw = server.http.post("/v1/responses", json={"input": "x", **fields}).json()
+        assert type(raw["created_at"]) is int, "clients in typed languages read a whole number"
+
+
 def test_form_logprobs_and_effort(server: Running) -> None:
     form = {"format": {"type": "json_schema", "name": "it", "schema": TOOL["parameters"], "strict": True}}
     fields = {"max_output_tokens": 60, "temperature": 0, "reasoning": {"effort": "none"}}

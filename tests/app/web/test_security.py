@@ -114,6 +114,13 @@ def test_odd_paths_find_nothing(server: Running, path: str) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+def test_packed_bodies_are_refused_by_name(server: Running) -> None:
+    answer = server.http.post("/v1/chat/completions", content=b"x", headers={"content-encoding": "gzip"})
+    assert answer.status_code == 415 and answer.json()["error"]["message"].startswith("Content-Encoding: got 'gzip'")
+    same = server.http.post("/v1/chat/completions", content=b"x", headers={"content-encoding": "identity"})
+    assert "not JSON" in same.text
+
+
 def test_other_methods_are_refused(server: Running) -> None:
     assert server.http.get(CHAT).status_code == 405
     assert server.http.delete("/v1/models").status_code == 405

@@ -86,7 +86,7 @@ class MessagesCall:
         content: list[dict[str, Any]] = []
         if outcome.reasoning:
             content.append({"type": "thinking", "thinking": outcome.reasoning, "signature": ""})
-        if outcome.content or not outcome.calls:
+        if outcome.content or not (outcome.calls or outcome.reasoning):
             content.append({"type": "text", "text": outcome.content})
         content += [{**_tool_use(call), "input": json.loads(call.arguments)} for call in outcome.calls]
         return {**self.head(), "content": content, **_ending(outcome), "usage": _usage(outcome)}
@@ -148,8 +148,10 @@ class MessagesWriter:
     def _end(self) -> list[Frame]:
         if self._open is None:
             return []
+        signed = self._open == "thinking"  # Anthropic's own blocks end with a signature; clients wait for the event
         self._open = None
-        return [_frame("content_block_stop", index=self._index)]
+        signature = [self._delta({"type": "signature_delta", "signature": ""})] if signed else []
+        return [*signature, _frame("content_block_stop", index=self._index)]
 
 
 def _frame(kind: str, **fields: Any) -> Frame:

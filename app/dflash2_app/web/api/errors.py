@@ -12,10 +12,12 @@ from typing import Any
 from ...errors import one_line
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
-TIMEOUT, TOO_LARGE, QUEUE_FULL = 408, 413, 429
+TIMEOUT, TOO_LARGE, PACKED, QUEUE_FULL = 408, 413, 415, 429
 INTERNAL, UNAVAILABLE = 500, 503
 MOST_SHOWN = 120  # characters of a received value that a message repeats
 
+ANTHROPIC_PATH = "/v1/messages"
+TOO_LONG = "context_length_exceeded"  # OpenAI's word; agents that see it make the conversation shorter
 OTHERWISE = "invalid_request_error"
 # status -> the word each interface has for it
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", NOT_FOUND: "not_found_error",
@@ -47,8 +49,14 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        kind = ANTHROPIC_TYPES.get(self.status, OTHERWISE)
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        kind, message = ANTHROPIC_TYPES.get(self.status, OTHERWISE), self.message
+        if self.code == TOO_LONG:  # there is no code: agents know it by Anthropic's words
+            message = message.replace("prompt: ", "prompt is too long: ", 1)
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def of(self, path: str) -> dict[str, Any]:
+        """In the form of the interface that a path belongs to."""
+        return self.anthropic() if path.startswith(ANTHROPIC_PATH) else self.openai()
 
 
 def shown(value: object) -> str:
@@ -63,10 +71,11 @@ def refuse(param: str, received: object, expected: str, **more: Any) -> ApiError
 
 
 _NAMED = re.compile(r"([A-Za-z_][\w.\[\]]*): ")
+_TOO_LONG = re.compile(r"prompt: got \d+ tokens, expected fewer than ")
 
 
 def from_library(error: Exception) -> ApiError:
     """An error of the library about this very request; its text begins with the field's name."""
     text = one_line(str(error))
     named = _NAMED.match(text)
-    return ApiError(text, param=named.group(1) if named else None)
+    return ApiError(text, param=named.group(1) if named else None, code=TOO_LONG if _TOO_LONG.match(text) else None)

@@ -23,7 +23,20 @@ def read_messages(raw: list[Any] | None) -> list[dict[str, Any]]:
     """
     if not raw or len(raw) > MOST_MESSAGES:
         raise refuse("messages", raw if not raw else len(raw), f"1 to {MOST_MESSAGES} messages")
-    return [_message(item, f"messages[{at}]") for at, item in enumerate(raw)]
+    return one_system_message([_message(item, f"messages[{at}]") for at, item in enumerate(raw)])
+
+
+def one_system_message(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with those of the system at their beginning as one, which is all that many templates know.
+
+    Agents send several: instructions, and what a developer adds to them.
+    """
+    count = next((at for at, message in enumerate(messages) if set(message) != {"role", "content"}
+                  or message["role"] != "system"), len(messages))  # fmt: skip
+    if count < 2:
+        return messages
+    joined = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": joined}, *messages[count:]]
 
 
 def _message(raw: object, path: str) -> dict[str, Any]:

@@ -68,11 +68,11 @@ def _checked(call: Any) -> ToolCall:
     name, arguments = call["name"], call.get("arguments", {})
     if not isinstance(name, str) or not name:
         raise ValueError("a call without a name")
-    if isinstance(arguments, str):
-        json.loads(arguments)
-    else:
-        arguments = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
+    arguments = {} if arguments is None else arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("arguments that are no object")  # no client could take them, nor give them back
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, text)
 
 
 class PartReader:

@@ -54,7 +54,7 @@ class ResponsesCall:
         self.stream = bool(fields.boolean("stream"))
         self.instructions = fields.text("instructions")
         self.messages = read_input(fields.take("input"), self.instructions)
-        self.id, self.created = openai.new_id("resp_"), time.time()
+        self.id, self.created = openai.new_id("resp_"), int(time.time())
         self.echo: dict[str, Any] = {"metadata": fields.mapping("metadata") or {}}
         options = fields.inner("stream_options")
         if options is not None:

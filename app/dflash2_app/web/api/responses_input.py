@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import refuse
 from .fields import Fields
-from .messages import MOST_MESSAGES, ROLES, assistant_call, read_content
+from .messages import MOST_MESSAGES, ROLES, assistant_call, one_system_message, read_content
 
 
 def read_input(raw: object, instructions: str | None) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def read_input(raw: object, instructions: str | None) -> list[dict[str, Any]]:
         raise refuse("input", raw, f"text or 1 to {MOST_MESSAGES} items")
     for at, item in enumerate(raw):
         _add(messages, Fields(item, f"input[{at}]"))
-    return messages
+    return one_system_message(messages)
 
 
 def _add(messages: list[dict[str, Any]], item: Fields) -> None:
@@ -57,7 +57,7 @@ def _add_message(messages: list[dict[str, Any]], item: Fields) -> None:
     if role is None or not item.has("content"):
         raise refuse(item.name("content" if role else "role"), None, "a role and content")
     content = read_content(item.take("content"), item.name("content"))
-    if role == "assistant":
+    if role == "assistant" and not (messages and messages[-1]["role"] == role and messages[-1]["content"]):
         _assistant(messages)["content"] = content
     else:
         messages.append({"role": "system" if role == "developer" else role, "content": content})

@@ -15,27 +15,29 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 REASONING, MESSAGE = "reasoning", "message"
+BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
 
 
 def output_items(outcome: Outcome, logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Thinking, answer and calls of a whole reply."""
-    items = []
+    items, status = [], CUT if outcome.finish_reason == LENGTH else DONE
+    has_message = outcome.content or not (outcome.calls or outcome.reasoning)
     if outcome.reasoning:
-        items.append(_reasoning_item(new_id("rs_"), outcome.reasoning))
-    if outcome.content or not outcome.calls:
-        items.append(_message_item(new_id("msg_"), outcome.content, logprobs))
+        items.append(_reasoning_item(new_id("rs_"), outcome.reasoning, DONE if has_message else status))
+    if has_message:
+        items.append(_message_item(new_id("msg_"), outcome.content, logprobs, status))
     return [*items, *(_call_item(call) for call in outcome.calls)]
 
 
-def _reasoning_item(item_id: str, text: str, status: str = "completed") -> dict[str, Any]:
+def _reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": item_id, "type": REASONING, "summary": [], "content": content, "status": status}
 
 
 def _message_item(
-    item_id: str, text: str, logprobs: Sequence[dict[str, Any]] = (), status: str = "completed"
+    item_id: str, text: str, logprobs: Sequence[dict[str, Any]] = (), status: str = DONE
 ) -> dict[str, Any]:
-    content = [_text_part(text, logprobs)] if status == "completed" else []
+    content = [] if status == BEGUN else [_text_part(text, logprobs)]
     return {"id": item_id, "type": MESSAGE, "role": "assistant", "status": status, "content": content}
 
 
@@ -45,7 +47,7 @@ def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, 
 
 def _call_item(call: ToolCall) -> dict[str, Any]:
     return {"id": "fc_" + call.id.removeprefix("call_"), "type": "function_call", "call_id": call.id,
-            "name": call.name, "arguments": call.arguments, "status": "completed"}  # fmt: skip
+            "name": call.name, "arguments": call.arguments, "status": DONE}  # fmt: skip
 
 
 class ResponsesWriter:
@@ -92,11 +94,11 @@ class ResponsesWriter:
         return frames
 
     def finish(self, outcome: Outcome) -> list[Frame]:
-        frames = self._end()
-        if not self._items:
-            frames += [*self._begin(MESSAGE), *self._end()]
-        response = {**self._whole(outcome), "output": self._items}
         cut = outcome.finish_reason == LENGTH
+        frames = self._end(CUT if cut else DONE)
+        if not self._items:
+            frames += [*self._begin(MESSAGE), *self._end(CUT if cut else DONE)]
+        response = {**self._whole(outcome), "output": self._items}
         return [*frames, self._event("response.incomplete" if cut else "response.completed", response=response)]
 
     def failed(self, error: ApiError) -> list[Frame]:
@@ -110,21 +112,21 @@ class ResponsesWriter:
         self._kind, self._text = kind, ""
         self._id = new_id("rs_" if kind == REASONING else "msg_")
         make = _reasoning_item if kind == REASONING else _message_item
-        item = make(self._id, "", status="in_progress")
+        item = make(self._id, "", status=BEGUN)
         part = {"type": "reasoning_text", "text": ""} if kind == REASONING else _text_part("")
         added = self._event("response.output_item.added", output_index=len(self._items), item=item)
         return [*frames, added, self._at("response.content_part.added", part=part)]
 
-    def _end(self) -> list[Frame]:
+    def _end(self, status: str = DONE) -> list[Frame]:
         kind, text = self._kind, self._text
         if kind is None:
             return []
         if kind == REASONING:
-            item, part = _reasoning_item(self._id, text), {"type": "reasoning_text", "text": text}
+            item, part = _reasoning_item(self._id, text, status), {"type": "reasoning_text", "text": text}
             done = self._at("response.reasoning_text.done", text=text)
         else:
             entries, self._entries = self._entries, []
-            item, part = _message_item(self._id, text, entries), _text_part(text, entries)
+            item, part = _message_item(self._id, text, entries, status), _text_part(text, entries)
             done = self._at("response.output_text.done", text=text, logprobs=entries)
         frames = [done, self._at("response.content_part.done", part=part), self._done(item)]
         self._kind = None
@@ -133,7 +135,7 @@ class ResponsesWriter:
     def _call(self, call: ToolCall) -> list[Frame]:
         item = _call_item(call)
         at = {"output_index": len(self._items), "item_id": item["id"]}
-        empty = {**item, "arguments": "", "status": "in_progress"}
+        empty = {**item, "arguments": "", "status": BEGUN}
         return [
             self._event("response.output_item.added", output_index=len(self._items), item=empty),
             self._event("response.function_call_arguments.delta", delta=call.arguments, **at),

@@ -106,6 +106,7 @@ def _event() -> Schema:
     deltas = either(
         reply({"type": choice("text_delta"), "text": text()}),
         reply({"type": choice("thinking_delta"), "thinking": text()}),
+        reply({"type": choice("signature_delta"), "signature": choice("")}),
         reply({"type": choice("input_json_delta"), "partial_json": text()}),
     )
     return either(

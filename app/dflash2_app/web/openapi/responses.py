@@ -69,7 +69,7 @@ def _input_item() -> Schema:
 
 def _response() -> Schema:
     return reply({
-        "id": text(), "object": choice("response"), "created_at": number(low=0),
+        "id": text(), "object": choice("response"), "created_at": integer(low=0),
         "status": choice(DONE, "incomplete", BEGUN, "failed"),
         "error": nullable(reply({"code": text(), "message": text()})),
         "incomplete_details": nullable(reply({"reason": choice("max_output_tokens")})),
@@ -83,7 +83,7 @@ def _response() -> Schema:
 
 
 def _output_item() -> Schema:
-    status = choice(DONE, BEGUN)
+    status = choice(DONE, BEGUN, "incomplete")
     return either(
         reply({"id": text(), "type": choice("reasoning"), "summary": array({}, maxItems=0),
                "content": array(ref("ReasoningPart")), "status": status}),
