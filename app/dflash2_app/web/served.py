@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..engine import Configured, Report
 from ..settings.resolve import FORCED
+from .api.token_text import TokenReader
 from .grammars import Grammars
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class Served:
     @property
     def tokenizer(self) -> Any:
         return self.engine.tokenizer
+
+    @functools.cached_property
+    def token_reader(self) -> TokenReader:
+        """Reads single tokens, for log-probabilities."""
+        return TokenReader(self.tokenizer)
 
     @property
     def vocab_size(self) -> int:

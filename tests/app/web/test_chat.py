@@ -7,8 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
+from dflash2_app.web.api.token_text import TokenReader
 
 from .conftest import HELLO, Running, serving
 from .models import PARSERS, plain_text, scripted, source_of, tiny_engine, tiny_served, tool
@@ -156,6 +159,39 @@ def test_logprobs_belong_to_the_answer_s_tokens(server: Running) -> None:
     thought = chat(server, "scripted", max_tokens=200, logprobs=True, top_logprobs=2).choices[0]
     assert "".join(entry.token for entry in thought.logprobs.content).strip() == thought.message.content
     assert thought.logprobs.content[0].top_logprobs[1].logprob == -9999.0
+
+
+def test_the_bytes_of_tokens_make_the_text_when_characters_are_cut() -> None:
+    text = "a日😀é."
+    with serving(source_of(scripted(text))) as server:
+        reply = chat(server, "scripted", logprobs=True, top_logprobs=2).choices[0]
+        assert bytes(byte for entry in reply.logprobs.content for byte in entry.bytes).decode() == text
+        assert [entry.bytes for entry in reply.logprobs.content[:3]] == [[0x61], [0xE6], [0x97]]
+        old = (
+            server.openai.completions.create(model="scripted", prompt="x", logprobs=1, max_tokens=99)
+            .choices[0]
+            .logprobs
+        )
+        assert old.tokens[:3] == ["a", "bytes:\\xe6", "bytes:\\x97"] and old.text_offset == [
+            0,
+            *[1] * 3,
+            *[2] * 4,
+            3,
+            3,
+            4,
+        ]
+
+
+def test_a_token_keeps_the_blank_it_begins_with() -> None:
+    words = {"<unk>": 0, "▁a": 1, "▁the": 2, "s": 3, "<0xE6>": 4, "<0x97>": 5, "<0xA5>": 6, "日": 7}
+    raw = Tokenizer(models.BPE(words, [], unk_token="<unk>", byte_fallback=True))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace()
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    reader = TokenReader(PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
+    assert [reader.text(token) for token in (1, 2, 3, 7)] == [" a", " the", "s", "日"]
+    assert [reader.data(token) for token in (2, 4, 5, 7)] == [b" the", b"\xe6", b"\x97", "日".encode()]
 
 
 def test_text_completions(server: Running) -> None:

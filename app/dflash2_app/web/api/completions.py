@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .ask import MOST_LOGPROBS, Ask, Draft, read_length, read_sampling, read_sto
 from .errors import ApiError, refuse
 from .fields import Fields
 from .parts import Part
+from .token_text import REPLACEMENT
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -87,19 +89,27 @@ class _Logprobs:
     """The old form of log-probabilities, with places in the text."""
 
     def __init__(self, served: Served, top: int):
-        self._served, self._top, self._place = served, top, 0
+        self._tokens, self._top = served.token_reader, top
+        self._place, self._decoder = 0, codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, items: Sequence[d2.TokenLogprob]) -> dict[str, Any]:
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for item in items:
-            text = openai.token_text(self._served, item.token)
-            found["tokens"].append(text)
+            found["tokens"].append(self._name(item.token))
             found["token_logprobs"].append(openai.shown_logprob(item.logprob))
-            top = {openai.token_text(self._served, token): openai.shown_logprob(value) for token, value in item.top}
+            top = {self._name(token): openai.shown_logprob(value) for token, value in item.top}
             found["top_logprobs"].append(top if self._top else None)
             found["text_offset"].append(self._place)
-            self._place += len(text)
+            data = self._tokens.data(item.token)
+            self._place += len(self._tokens.text(item.token) if data is None else self._decoder.decode(data))
         return found
+
+    def _name(self, token: int) -> str:
+        """The token's text, or its bytes where it is part of a character, as OpenAI writes them here."""
+        text, data = self._tokens.text(token), self._tokens.data(token)
+        if REPLACEMENT not in text or data is None:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class CompletionWriter:

@@ -112,17 +112,12 @@ def shown_logprob(value: float) -> float:
     return value if math.isfinite(value) else LEAST_LOGPROB
 
 
-def token_text(served: Served, token: int) -> str:
-    return str(served.tokenizer.decode([token]))
-
-
 def chat_logprob(served: Served, item: d2.TokenLogprob, top: int) -> dict[str, Any]:
     """One entry of `logprobs.content`."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = token_text(served, token)
-        # A token may be part of a character: then its text is a replacement sign, and its bytes are not known here.
-        known = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": shown_logprob(logprob), "bytes": known}
+        data = served.token_reader.data(token)
+        known = None if data is None else list(data)
+        return {"token": served.token_reader.text(token), "logprob": shown_logprob(logprob), "bytes": known}
 
     return {**entry(item.token, item.logprob), "top_logprobs": [entry(*pair) for pair in item.top[:top]]}
