@@ -19,7 +19,7 @@ from .api.anthropic import MessagesCall
 from .api.errors import INTERNAL, QUEUE_FULL, ApiError, from_library
 from .api.fields import Fields, parse_json
 from .api.interface import Call, Interface
-from .connected import wait_in_line
+from .connected import SIGN_S, wait_in_line
 from .http import ClientGone, EventStream, Frame, json_response, read_body, while_connected
 from .served import Served
 from .service import Running, Service
@@ -100,6 +100,8 @@ class TextEndpoint:
                         began = True
                         await stream.frames(*writer.start(running.outcome))
                     await stream.frames(*writer.parts(parts, logprobs))
+                    if stream.quiet_s > SIGN_S:  # a long prompt is read, or a long call of a tool is written
+                        await stream.comment("still there")
             await stream.frames(*writer.finish(running.outcome))
         except ApiError as error:
             await stream.frames(*writer.failed(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -156,7 +157,13 @@ class EventStream:
 
     def __init__(self, send: Send, write_s: float):
         self._send, self._write_s = send, write_s
+        self._last = time.monotonic()
         self.started = False
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since something was written."""
+        return time.monotonic() - self._last
 
     async def frames(self, *frames: Frame) -> None:
         if frames:
@@ -176,6 +183,7 @@ class EventStream:
                        (b"x-accel-buffering", b"no")]  # fmt: skip
             await self._sent({"type": "http.response.start", "status": 200, "headers": headers})
         await self._sent({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = time.monotonic()
 
     async def _sent(self, message: dict[str, Any]) -> None:
         try:

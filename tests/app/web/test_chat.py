@@ -320,6 +320,15 @@ def test_a_call_can_be_forced(parser: str) -> None:
     assert made_calls[0].message.tool_calls[0].function == made_calls[1].message.tool_calls[0].function
 
 
+def test_a_stream_shows_that_it_lives_while_a_call_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"model": "scripted", "messages": HELLO, "tools": [WEATHER], "stream": True, "max_tokens": 400}
+    with serving(source_of(scripted(f"Well.{CALL}", per_round=len(CALL) // 4))) as server:
+        assert "still there" not in server.http.post("/v1/chat/completions", json=fields).text
+        monkeypatch.setattr("dflash2_app.web.endpoint.SIGN_S", -1.0)
+        told = server.http.post("/v1/chat/completions", json=fields).text
+    assert told.count(": still there\n\n") >= 4 and told.index("still there") < told.index('"tool_calls":')
+
+
 def test_a_form_of_calls_without_grammar_is_not_forced() -> None:
     from mlx_lm.tool_parsers import glm47
 
