@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from .conftest import HELLO, Running, serving
-from .models import plain_text, scripted, source_of, tiny_engine
+from .models import plain_text, scripted, source_of, tiny_engine, tiny_served
 
 TOOL = {"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"const": 1}},
         "required": ["a"], "additionalProperties": False}}  # fmt: skip
@@ -119,7 +119,36 @@ def test_tokens_are_counted(server: Running) -> None:
         server.anthropic.messages.count_tokens(model="nobody", messages=HELLO)
 
 
+def test_what_claude_code_sends_is_served() -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    body = {
+        "max_tokens": 32000, "stream": True, "metadata": {"user_id": "u"}, "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"}, "tools": [TOOL],
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "system": [{"type": "text", "text": "You help."}, {"type": "text", "text": "With code.", **cached}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **cached}]}],
+    }  # fmt: skip
+    sources = (
+        source_of(scripted("fine", per_round=9)),
+        source_of(tiny_served("toolless", template=None, settings={"max_tokens": 3})),
+    )
+    with serving(*sources) as server:
+        told = server.http.post("/v1/messages?beta=true", json={"model": "scripted", **body})
+        assert told.status_code == 200 and "fine" in told.text, told.text
+        # A model that does not think has nothing to do for the usual effort.
+        short = {"model": "toolless", "max_tokens": 3, "tools": [], "system": "", "messages": HELLO}
+        assert server.http.post("/v1/messages", json={**body, **short}).status_code == 200
+        refused = server.http.post("/v1/messages", json={**body, **short, "output_config": {"effort": "low"}})
+        assert "does not think" in refused.json()["error"]["message"]
+        inside = [*body["messages"], {"role": "system", "content": "Skills: none."}]
+        refused = server.http.post("/v1/messages", json={"model": "scripted", **body, "messages": inside})
+        # It sends the same without such messages when it reads this sentence.
+        assert refused.status_code == 400 and "role 'system' is not supported on this model" in refused.text
+
+
 @pytest.mark.parametrize(("field", "value"), [
+    ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}),
+    ("context_management", {"edits": [{"type": "clear_thinking_20251015"}]}), ("context_management", {"x": 1}),
     ("max_tokens", None), ("temperature", 1.5), ("top_p", 2), ("top_k", -1), ("stop_sequences", "x"),
     ("stop_sequences", [""]), ("system", 3), ("system", [{"type": "image"}]), ("messages", []),
     ("messages", [{"role": "system", "content": "x"}]), ("messages", [{"role": "assistant", "content": "So"}]),

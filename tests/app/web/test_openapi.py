@@ -55,6 +55,7 @@ RESPONSES: dict[str, Any] = {
 MESSAGES: dict[str, Any] = {
     "model": "tiny", "max_tokens": 1, "dflash2": {}, "system": [{"type": "text", "text": "x"}],
     "thinking": {"type": "adaptive"}, "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "tools": [{"name": "a"}], "tool_choice": {"type": "tool", "name": "a"}, "messages": [
         {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "tool_result", "tool_use_id": "t",
                                                                      "content": [{"type": "text", "text": "x"}]}]},

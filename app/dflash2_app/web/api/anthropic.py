@@ -28,6 +28,7 @@ from .ask import (
     read_template,
     set_thinking,
     set_tools,
+    thinks,
 )
 from .errors import ApiError, refuse
 from .fields import Fields
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 MOST_TEMPERATURE = 1.0  # Anthropic's
 EFFORT_WORDS = ("low", "medium", "high", "xhigh", "max")
+USUAL_EFFORT = "high"  # means what saying nothing does
+KEEPS_THINKING = "clear_thinking_20251015"  # an edit that agents ask for, to have all of the thinking kept
 
 
 class Messages:
@@ -59,8 +62,9 @@ class MessagesCall:
         self.model = fields.required_text("model")
         self.stream = bool(fields.boolean("stream"))
         self.messages = read_anthropic(fields)
-        for name in ("container", "mcp_servers", "context_management"):
+        for name in ("container", "mcp_servers"):
             fields.only(name, [], "not offered here")
+        _read_context(fields.inner("context_management"))
         fields.only("speed", ["standard"], "there is one speed")
         fields.accept("metadata", "service_tier", "cache_control", "inference_geo", "diagnostics")
 
@@ -180,6 +184,21 @@ def _usage(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _read_context(fields: Fields | None) -> None:
+    """What is to be taken out of a long conversation: nothing is here, so only that may be asked for."""
+    if fields is None:
+        return
+    for at, item in enumerate(fields.items("edits") or []):
+        edit = Fields(item, fields.name(f"edits[{at}]"))
+        if edit.one_of("type", KEEPS_THINKING) is None:
+            raise refuse(edit.name("type"), None, repr(KEEPS_THINKING))
+        keep = edit.take("keep")
+        if keep != "all":
+            raise refuse(edit.name("keep"), keep, "'all': nothing is taken out here")
+        edit.finish()
+    fields.finish()
+
+
 def _read_thinking(fields: Fields | None, draft: Draft) -> None:
     if fields is None:
         return
@@ -204,7 +223,8 @@ def _read_output(fields: Fields | None, draft: Draft) -> None:
     if fields is None:
         return
     effort = fields.one_of("effort", *EFFORT_WORDS)
-    read_effort(draft, "xhigh" if effort == "max" else effort, "output_config.effort")
+    if effort != USUAL_EFFORT or thinks(draft.served):
+        read_effort(draft, "xhigh" if effort == "max" else effort, "output_config.effort")
     form = fields.inner("format")
     if form is not None:
         if form.one_of("type", "json_schema") is None:

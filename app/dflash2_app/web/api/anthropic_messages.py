@@ -29,6 +29,10 @@ def read_anthropic(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _message(fields: Fields) -> list[dict[str, Any]]:
+    if fields.peek("role") == "system":
+        # The end is Anthropic's sentence for models that take none: agents that see it put the text elsewhere.
+        told = "'user' or 'assistant': role 'system' is not supported on this model"
+        raise refuse(fields.name("role"), "system", told)
     role = fields.one_of("role", "user", "assistant")
     content = fields.take("content")
     if role is None or content is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..api.anthropic import EFFORT_WORDS, MOST_TEMPERATURE
+from ..api.anthropic import EFFORT_WORDS, KEEPS_THINKING, MOST_TEMPERATURE
 from ..api.ask import MOST_TOOLS
 from ..api.messages import MOST_MESSAGES
 from .openai import text_operation
@@ -52,7 +52,9 @@ def _fields() -> tuple[dict[str, Schema], dict[str, Schema]]:
         "tools": array(tool, "Functions the model may call.", maxItems=MOST_TOOLS),
         "tool_choice": request({"type": choice("auto", "any", "tool", "none")},
                                {"name": filled("Only beside `tool`, and needed there."), **single}),
-        **{field: nothing(NOT_OFFERED) for field in ("container", "mcp_servers", "context_management")},
+        **{field: nothing(NOT_OFFERED) for field in ("container", "mcp_servers")},
+        "context_management": request({}, {"edits": array(
+            request({"type": choice(KEEPS_THINKING), "keep": choice("all")}), "Nothing is ever taken out.")}),
         "speed": choice("standard"),
         **ignored("metadata", "service_tier", "cache_control", "inference_geo", "diagnostics"),
     }  # fmt: skip
