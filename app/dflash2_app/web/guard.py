@@ -110,11 +110,11 @@ class Guard:
 
 
 def _is_key(headers: Mapping[str, str], api_key: str) -> bool:
-    """Whether a client shows the key: in a header of its own, or as a bearer's."""
+    """Whether a client shows the key: in a header of its own, or as a bearer's; one may hold another server's."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    given = headers.get("x-api-key") or (token.strip() if scheme.lower() == "bearer" else "")
+    shown = (headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else "")
     # Headers came as bytes and were read as Latin-1: this gives the bytes back, whatever alphabet the key has.
-    return hmac.compare_digest(given.encode("latin-1"), api_key.encode())
+    return any(hmac.compare_digest(given.encode("latin-1"), api_key.encode()) for given in shown)
 
 
 def _host_name(host: str) -> str:

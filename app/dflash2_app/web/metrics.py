@@ -79,11 +79,11 @@ class Metrics:
 
     def text(self, running: int, waiting: int, models: Sequence[Mapping[str, Any]]) -> str:
         """All metrics in Prometheus's text form."""
-        samples: dict[tuple[str, _Labels], float] = dict(self._counts)
+        samples: dict[tuple[str, _Labels], float] = {("dflash2_reply_failures_total", ()): 0, **self._counts}
         samples["dflash2_requests_running", ()] = running
         samples["dflash2_requests_waiting", ()] = waiting
         for model in models:
-            labels: _Labels = (("model", str(model["id"])),)
+            labels: _Labels = (("model", str(model["name"])),)  # as replies are counted, whatever alias lists show
             samples["dflash2_model_loaded", labels] = int(model["loaded"])
             samples["dflash2_model_dflash_active", labels] = int(bool(model["dflash_active"]))
         lines = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from dflash2_app.web.served import Card
+
 from .conftest import HELLO, serving
 from .models import ReadySource, scripted, source_of
 
@@ -55,13 +57,16 @@ def test_a_model_that_cannot_be_loaded_says_why() -> None:
 
 
 def test_metrics_are_prometheus_text() -> None:
-    with serving(source('odd"name\\')) as server:
+    odd = source_of(scripted("fine", 'odd"name\\'), card=Card(alias="alias"))
+    with serving(odd) as server:
+        assert "dflash2_reply_failures_total 0" in server.http.get("/metrics").text
         server.http.post(CHAT, json={"model": 'odd"name\\', "messages": HELLO})
         server.http.get("/nothing/of/this")
         lines = server.http.get("/metrics").text.splitlines()
     samples = [line for line in lines if not line.startswith("#")]
     assert all(len(line.rpartition(" ")) == 3 and float(line.rpartition(" ")[2]) >= 0 for line in samples)
     assert r'dflash2_generated_tokens_total{model="odd\"name\\"} 4' in samples
+    assert r'dflash2_model_loaded{model="odd\"name\\"} 1' in samples, "one model, one label"
     assert 'dflash2_requests_total{path="other",status="404"} 1' in samples
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(names) == len(set(names))

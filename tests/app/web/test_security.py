@@ -78,7 +78,8 @@ def test_a_key_is_asked_for() -> None:
             assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
             assert "s3cret" not in answer.text.replace("s3cretx", "")
         for headers in ({"authorization": "Bearer s3cret"}, {"x-api-key": "s3cret", "host": "my.machine:80"},
-                        {"authorization": "bearer  s3cret"}):  # fmt: skip
+                        {"authorization": "bearer  s3cret"},
+                        {"authorization": "Bearer s3cret", "x-api-key": "other"}):  # fmt: skip
             assert server.http.post(CHAT, json=BODY, headers=headers).status_code == 200
         assert server.http.get("/health").status_code == 200
         assert server.http.get("/metrics").status_code == 401
