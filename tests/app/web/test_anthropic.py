@@ -123,7 +123,7 @@ def test_what_claude_code_sends_is_served() -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
     body = {
         "max_tokens": 32000, "stream": True, "metadata": {"user_id": "u"}, "thinking": {"type": "adaptive"},
-        "output_config": {"effort": "high"}, "tools": [TOOL],
+        "output_config": {"effort": "high"}, "tools": [TOOL, {**TOOL, "name": "mcp__" + "n" * 123}],
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "system": [{"type": "text", "text": "You help."}, {"type": "text", "text": "With code.", **cached}],
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **cached}]}],
@@ -157,7 +157,7 @@ def test_what_claude_code_sends_is_served() -> None:
     ("thinking", {"type": "enabled"}), ("thinking", {"type": "maybe"}),
     ("thinking", {"type": "disabled", "budget_tokens": 5}),
     ("tools", [{"type": "web_search_20250305", "name": "web_search"}]),
-    ("tools", [{"name": "a b", "input_schema": {}}]),
+    ("tools", [{"name": "a b", "input_schema": {}}]), ("tools", [{"name": "a" * 129, "input_schema": {}}]),
     ("tool_choice", {"type": "any"}), ("tool_choice", {"type": "what"}), ("output_config", {"effort": "huge"}),
     ("output_config", {"format": {"type": "xml"}}), ("container", "c"), ("mcp_servers", [{}]), ("no_such_field", 1),
 ])  # fmt: skip

@@ -24,7 +24,7 @@ AUTO, REQUIRED, NONE = "auto", "required", "none"
 EFFORT_BUDGETS = {"minimal": 512, "low": 2048, "medium": 8192, "high": None, "xhigh": None}
 EFFORTS = (NONE, *EFFORT_BUDGETS)
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call the variable
-TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 MOST_TEMPERATURE = 2.0
 # Of sampling fields: least and most, and of whole numbers only the most.
 NUMBERS = {"temperature": (0, MOST_TEMPERATURE), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
@@ -253,7 +253,7 @@ def set_tools(draft: Draft, tools: Sequence[dict[str, Any]], choice: str, *, par
     names = [tool["function"]["name"] for tool in tools]
     for at, name in enumerate(names):
         if not TOOL_NAME.fullmatch(name):
-            raise refuse(f"tools[{at}].name", name, "1 to 64 of A-Z a-z 0-9 _ -")
+            raise refuse(f"tools[{at}].name", name, "1 to 128 of A-Z a-z 0-9 _ -")
         if name in names[:at]:
             raise refuse(f"tools[{at}].name", name, "a name no other tool has")
     if len(tools) > MOST_TOOLS:
