@@ -118,7 +118,10 @@ def test_a_prompt_that_shares_a_part(family, shared):
     assert_same_turn(session, reply, cold(family, prompt, **FULL))
 
 
-@pytest.mark.parametrize(("family", "shared"), thinned(SLIDING, [0, 1, 7, 8, 12, 16, 19, 20, 21, 22, 23, 24, 28, 32]))
+SHARED = [0, 1, 7, 8, 12, 16, 19, 20, 21, 22, 23, 24, 28, 32]
+
+
+@pytest.mark.parametrize(("family", "shared"), thinned(SLIDING, SHARED, keep=3))
 def test_a_shared_part_with_windows(family, shared):
     # Rows the window has passed are gone, so a prompt that turns off early is read again.
     session = new_session(family)
@@ -153,7 +156,7 @@ def test_another_conversation_starts_cold(family):
 READ, THEN = (0, 7, 21, 35, 39), (5, 8, 22, 25, 28, 36, 37, 40, 60)
 
 
-@pytest.mark.parametrize(("family", "read", "length"), thinned(("qwen3_5", "muse_glimmer"), READ, THEN, keep=4))
+@pytest.mark.parametrize(("family", "read", "length"), thinned(("qwen3_5", "muse_glimmer"), READ, THEN, keep=6))
 def test_a_prompt_after_one_that_was_cancelled_while_read(family, read, length):
     # The context's first row was chosen for the cancelled prompt; a shorter one needs earlier rows.
     long = [*PROMPT, *lively_reply(family)]
