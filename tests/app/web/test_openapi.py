@@ -44,7 +44,9 @@ CHAT: dict[str, Any] = {
         {"role": "tool", "tool_call_id": "c", "content": "x"}],
 }  # fmt: skip
 RESPONSES: dict[str, Any] = {
-    "model": "tiny", "stream_options": {}, "dflash2": {}, "reasoning": {}, "tools": [{"type": "function", "name": "a"}],
+    "model": "tiny", "stream_options": {}, "dflash2": {}, "reasoning": {}, "tools": [
+        {"type": "function", "name": "a"},
+        {"type": "namespace", "name": "s", "tools": [{"type": "function", "name": "a"}]}],
     "tool_choice": {"name": "a"}, "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}, "input": [
         {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "refusal", "refusal": "x"}]},
         {"type": "reasoning", "content": [{"text": "x"}]},

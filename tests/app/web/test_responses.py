@@ -95,6 +95,23 @@ def test_an_agent_s_several_messages_reach_the_template() -> None:
     assert model.asked[-1][0][3]["tool_calls"][0]["id"] == "c1"
 
 
+def test_functions_in_a_namespace_are_called_by_it() -> None:
+    model = scripted(CALL.replace("weather", "maps__weather"))
+    spaced = {"type": "namespace", "name": "maps", "description": "Of places.", "tools": [TOOL]}
+    fields = {"model": "scripted", "max_output_tokens": 300, "tools": [{**TOOL, "description": "Mine."}, spaced]}
+    with serving(source_of(model)) as server:
+        whole, events = ask(server, **fields), list(ask(server, stream=True, **fields))
+        shown = [(tool["function"]["name"], tool["function"]["description"])
+                 for tool in model.asked[-1][1].chat_template_kwargs["tools"]]  # fmt: skip
+        assert shown == [("weather", "Mine."), ("maps__weather", "Of places.")]
+        for item in (whole.output[0], events[-1].response.output[0]):
+            assert (item.namespace, item.name, json.loads(item.arguments)) == ("maps", "weather", {"a": 1})
+        again = [{"role": "user", "content": "x"}, whole.output[0].model_dump(exclude_none=True),
+                 {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "rain"}]  # fmt: skip
+        ask(server, input=again, **fields)
+        assert model.asked[-1][0][1]["tool_calls"][0]["function"]["name"] == "maps__weather"
+
+
 @pytest.mark.parametrize(("length", "kinds"), [(4, ["reasoning"]), (16, ["reasoning", "message"])])
 def test_what_was_cut_is_an_incomplete_item(length: int, kinds: list[str]) -> None:
     with serving(source_of(scripted("<think>\nhm\n</think>\n\nLet me see."))) as server:
@@ -127,6 +144,7 @@ def test_form_logprobs_and_effort(server: Running) -> None:
     ("previous_response_id", "resp_1"), ("conversation", "c"), ("background", True), ("truncation", "auto"),
     ("prompt", {"id": "p"}), ("include", ["file_search_call.results"]), ("reasoning", {"effort": "huge"}),
     ("text", {"format": {"type": "xml"}}), ("text", {"verbosity": "low"}), ("tools", [{"type": "web_search"}]),
+    ("tools", [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c"}]}]),
     ("tool_choice", "required"), ("top_logprobs", 50), ("instructions", 3), ("no_such_field", 1),
 ])  # fmt: skip
 def test_a_wrong_field_is_refused_by_name(server: Running, field: str, value: Any) -> None:

@@ -28,8 +28,8 @@ from .ask import (
 )
 from .errors import ApiError, refuse
 from .fields import Fields
-from .responses_input import read_input
-from .responses_writer import ResponsesWriter, output_items
+from .responses_input import model_s_name, read_input
+from .responses_writer import Homes, ResponsesWriter, output_items
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
@@ -55,6 +55,7 @@ class ResponsesCall:
         self.instructions = fields.text("instructions")
         self.messages = read_input(fields.take("input"), self.instructions)
         self.id, self.created = openai.new_id("resp_"), int(time.time())
+        self._homes: Homes = {}
         self.echo: dict[str, Any] = {"metadata": fields.mapping("metadata") or {}}
         options = fields.inner("stream_options")
         if options is not None:
@@ -84,7 +85,7 @@ class ResponsesCall:
             reasoning.accept("summary", "generate_summary")  # thinking is shown as it is
             reasoning.finish()
         _read_text(fields.inner("text"), draft)
-        tools = [_tool(item, f"tools[{at}]") for at, item in enumerate(fields.items("tools") or [])]
+        tools, self._homes = _read_tools(fields)
         parallel = fields.boolean("parallel_tool_calls") is not False
         self.echo["parallel_tool_calls"] = parallel
         set_tools(draft, tools, openai.read_tool_choice(fields.take("tool_choice"), nested=False), parallel=parallel)
@@ -97,7 +98,7 @@ class ResponsesCall:
         return {
             **self.head("incomplete" if cut else "completed"),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": output_items(outcome, logprobs),
+            "output": output_items(outcome, logprobs, self._homes),
             "usage": _usage(outcome),
         }
 
@@ -112,7 +113,7 @@ class ResponsesCall:
     def writer(self, served: Served) -> ResponsesWriter:
         return ResponsesWriter(
             self.head, lambda outcome: self.whole(served, outcome),
-            (lambda item: openai.chat_logprob(served, item, self.top)) if self.logprobs else None,
+            (lambda item: openai.chat_logprob(served, item, self.top)) if self.logprobs else None, self._homes,
         )  # fmt: skip
 
     def _read_logprobs(self, fields: Fields, draft: Draft) -> None:
@@ -157,9 +158,31 @@ def _read_text(fields: Fields | None, draft: Draft) -> None:
     fields.finish()
 
 
-def _tool(raw: object, path: str) -> dict[str, Any]:
-    fields = Fields(raw, path)
-    kind = fields.take("type")
+def _read_tools(fields: Fields) -> tuple[list[dict[str, Any]], Homes]:
+    """The functions, and the namespaces of those that have one."""
+    tools, homes = [], dict[str, tuple[str, str]]()
+    for at, item in enumerate(fields.items("tools") or []):
+        tool = Fields(item, f"tools[{at}]")
+        if tool.peek("type") != "namespace":
+            tools.append(_function(tool, "'function' or 'namespace'"))
+            continue
+        tool.take("type")
+        space, about = tool.required_text("name"), tool.text("description")
+        inside = [_function(Fields(raw, tool.name(f"tools[{at}]")), "'function'")
+                  for at, raw in enumerate(tool.items("tools") or [])]  # fmt: skip
+        tool.finish()
+        for function in (tool["function"] for tool in inside):
+            own, function["name"] = function["name"], model_s_name(space, function["name"])
+            homes[function["name"]] = space, own
+        if inside and about:  # templates have no place for it but a function's own description
+            first = inside[0]["function"]
+            first["description"] = f"{about}\n\n{first['description']}".rstrip()
+        tools += inside
+    return tools, homes
+
+
+def _function(tool: Fields, expected: str) -> dict[str, Any]:
+    kind = tool.take("type")
     if kind != "function":
-        raise refuse(f"{path}.type", kind, "'function': this server runs no tools of its own")
-    return openai.read_function(fields)
+        raise refuse(tool.name("type"), kind, f"{expected}: this server runs no tools of its own")
+    return openai.read_function(tool)

@@ -9,6 +9,11 @@ from .fields import Fields
 from .messages import MOST_MESSAGES, ROLES, assistant_call, one_system_message, read_content
 
 
+def model_s_name(namespace: str | None, name: str) -> str:
+    """What templates call a function; they know no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
 def read_input(raw: object, instructions: str | None) -> list[dict[str, Any]]:
     """Instructions and input items, in the form of chat messages."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
@@ -27,7 +32,7 @@ def _add(messages: list[dict[str, Any]], item: Fields) -> None:
     if kind == "message":
         _add_message(messages, item)
     elif kind == "function_call":
-        call_id, name = item.required_text("call_id"), item.required_text("name")
+        call_id, name = item.required_text("call_id"), model_s_name(item.text("namespace"), item.required_text("name"))
         call = assistant_call(call_id, name, item.take("arguments"), item.name("arguments"))
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":

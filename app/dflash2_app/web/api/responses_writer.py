@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..http import Frame
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 REASONING, MESSAGE = "reasoning", "message"
+Homes = Mapping[str, tuple[str, str]]  # what a model calls a function in a namespace -> the namespace, its own name
 BEGUN, DONE, CUT = "in_progress", "completed", "incomplete"
 
 
-def output_items(outcome: Outcome, logprobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def output_items(outcome: Outcome, logprobs: Sequence[dict[str, Any]], homes: Homes) -> list[dict[str, Any]]:
     """Thinking, answer and calls of a whole reply."""
     items, status = [], CUT if outcome.finish_reason == LENGTH else DONE
     has_message = outcome.content or not (outcome.calls or outcome.reasoning)
@@ -26,7 +27,7 @@ def output_items(outcome: Outcome, logprobs: Sequence[dict[str, Any]]) -> list[d
         items.append(_reasoning_item(new_id("rs_"), outcome.reasoning, DONE if has_message else status))
     if has_message:
         items.append(_message_item(new_id("msg_"), outcome.content, logprobs, status))
-    return [*items, *(_call_item(call) for call in outcome.calls)]
+    return [*items, *(_call_item(call, homes) for call in outcome.calls)]
 
 
 def _reasoning_item(item_id: str, text: str, status: str) -> dict[str, Any]:
@@ -45,9 +46,10 @@ def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, 
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _call_item(call: ToolCall) -> dict[str, Any]:
-    return {"id": "fc_" + call.id.removeprefix("call_"), "type": "function_call", "call_id": call.id,
-            "name": call.name, "arguments": call.arguments, "status": DONE}  # fmt: skip
+def _call_item(call: ToolCall, homes: Homes) -> dict[str, Any]:
+    space, name = homes.get(call.name, (None, call.name))
+    return {"id": "fc_" + call.id.removeprefix("call_"), "type": "function_call", "call_id": call.id, "name": name,
+            **({} if space is None else {"namespace": space}), "arguments": call.arguments, "status": DONE}  # fmt: skip
 
 
 class ResponsesWriter:
@@ -57,13 +59,14 @@ class ResponsesWriter:
         head: the response object of a status, without what only the end knows.
         whole: the response object of an outcome.
         logprob: one entry of log-probabilities; None when they were not asked for.
+        homes: of functions in namespaces.
     """
 
     def __init__(
         self, head: Callable[[str], dict[str, Any]], whole: Callable[[Outcome], dict[str, Any]],
-        logprob: Callable[[d2.TokenLogprob], dict[str, Any]] | None,
+        logprob: Callable[[d2.TokenLogprob], dict[str, Any]] | None, homes: Homes,
     ):  # fmt: skip
-        self._head, self._whole, self._logprob = head, whole, logprob
+        self._head, self._whole, self._logprob, self._homes = head, whole, logprob, homes
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._kind: str | None = None  # of the item under way
@@ -133,13 +136,13 @@ class ResponsesWriter:
         return frames
 
     def _call(self, call: ToolCall) -> list[Frame]:
-        item = _call_item(call)
+        item = _call_item(call, self._homes)
         at = {"output_index": len(self._items), "item_id": item["id"]}
         empty = {**item, "arguments": "", "status": BEGUN}
         return [
             self._event("response.output_item.added", output_index=len(self._items), item=empty),
             self._event("response.function_call_arguments.delta", delta=call.arguments, **at),
-            self._event("response.function_call_arguments.done", arguments=call.arguments, name=call.name, **at),
+            self._event("response.function_call_arguments.done", arguments=call.arguments, name=item["name"], **at),
             self._done(item),
         ]
 

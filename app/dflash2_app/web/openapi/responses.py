@@ -36,6 +36,7 @@ _ANY_ITEM = ignored("id", "status", "phase")
 def _request() -> Schema:
     name, rest = tool_fields("parameters")
     tool = request({"type": choice("function"), **name}, rest)
+    grouped = request({"type": choice("namespace"), "name": filled()}, {"description": text(), "tools": array(tool)})
     named = request({"name": filled()}, {"type": choice("function")})
     form = request(formats(), {"name": filled(), "schema": json_schema(), **ignored("strict", "description")})
     return request({"model": MODEL, "input": either(
@@ -46,7 +47,7 @@ def _request() -> Schema:
         "reasoning": request({}, {"effort": effort(), **ignored("summary", "generate_summary")}),
         "include": array(choice(*INCLUDABLE)), "top_logprobs": integer("", 0, MOST_LOGPROBS),
         "text": request({}, {"verbosity": choice("medium"), "format": form}),
-        **tools(tool), "tool_choice": tool_choice(named),
+        **tools(either(tool, grouped)), "tool_choice": tool_choice(named),
         "metadata": mapping("Given back."), "background": choice(False), "truncation": choice("disabled"),
         **{field: nothing(NOTHING_KEPT) for field in
            ("previous_response_id", "conversation", "prompt", "context_management", "moderation")},
@@ -60,7 +61,7 @@ def _input_item() -> Schema:
     return either(
         request({"role": choice(*ROLES[:4]), "content": content}, {"type": choice("message"), **_ANY_ITEM}),
         request({"type": choice("function_call"), "call_id": filled(), "name": filled()},
-                {"arguments": either(text(), mapping()), **_ANY_ITEM}),
+                {"arguments": either(text(), mapping()), "namespace": text(), **_ANY_ITEM}),
         request({"type": choice("function_call_output"), "call_id": filled()}, {"output": content, **_ANY_ITEM}),
         request({"type": choice("reasoning")},
                 {"content": array(thought), **ignored("summary", "encrypted_content"), **_ANY_ITEM}),
@@ -90,7 +91,7 @@ def _output_item() -> Schema:
         reply({"id": text(), "type": choice("message"), "role": choice("assistant"), "status": status,
                "content": array(ref("OutputPart"))}),
         reply({"id": text(), "type": choice("function_call"), "call_id": text(), "name": text(),
-               "arguments": text("JSON text."), "status": status}),
+               "arguments": text("JSON text."), "status": status}, {"namespace": text()}),
     )  # fmt: skip
 
 
