@@ -100,7 +100,8 @@ def test_max_context_window_refuses_and_cuts(machine: Machine, served: Running) 
     told = f"prompt: got {PROMPT + 4} tokens, expected fewer than Max context window ({PROMPT + 3})"
     assert refusal(served, messages=long) == told
     counted = served.http.post("/v1/messages/count_tokens", json={"model": "A", "messages": long})
-    assert counted.status_code == 400 and counted.json()["error"]["message"] == told
+    in_its_words = told.replace("prompt:", "prompt is too long:")
+    assert counted.status_code == 400 and counted.json()["error"]["message"] == in_its_words
 
 
 def test_what_is_forced(machine: Machine, served: Running) -> None:
