@@ -14,6 +14,7 @@ from .convert import Conversion, convert_drafter
 from .counting import count_prompt_tokens
 from .describe import ModelFacts, describe_config
 from .drafter.model import DraftModel
+from .embedded import embedded_pair
 from .errors import (
     CheckpointError,
     ConfigError,
@@ -80,6 +81,7 @@ __all__ = [
     "convert_drafter",
     "count_prompt_tokens",
     "describe_config",
+    "embedded_pair",
     "generate",
     "load",
     "load_drafter",
