@@ -7,12 +7,13 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 """
 
 from .compare import Verdict, compare_runs
-from .config import DrafterConfig, GenerationConfig, SamplingConfig
+from .config import GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .conversation import Conversation, ThinkingMarks
 from .convert import Conversion, convert_drafter
 from .counting import count_prompt_tokens
 from .describe import ModelFacts, describe_config
+from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .embedded import embedded_pair
 from .errors import (

@@ -23,7 +23,7 @@ from huggingface_hub.repocard import metadata_load
 from mlx.utils import tree_flatten
 
 from .checkpoint import find_card, find_config, find_files, read_config
-from .config import DrafterConfig
+from .drafter.config import DrafterConfig
 from .errors import CheckpointError, LicenceError, SettingError
 from .runtime import owner
 from .weights import check_draft_bits, check_drafter_files, quantize_drafter, read_drafter

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .chips import Chip
-from .config import DrafterConfig
 from .costs import CONTEXT, PassCosts
+from .drafter.config import DrafterConfig
 from .kernels.qmm_forms import (
     LONE_ROW,
     PADDED_SHARE,

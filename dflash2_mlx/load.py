@@ -22,9 +22,9 @@ from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
 from .checkpoint import find_config, find_files, read_config
 from .chips import this_chip
-from .config import DrafterConfig
 from .cost_model import OwnKernels, predict, workload
 from .costs import CostTable, PassCosts
+from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
 from .embedded import MINI, MINI_DRAFTER, MINI_TARGET

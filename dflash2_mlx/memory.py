@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .buffers import GROWTH
-from .config import DrafterConfig
+from .drafter.config import DrafterConfig
 from .errors import ConfigError
 from .shapes import FULL, RECURRENT, SLIDING, TargetShape, target_shape
 from .targets.caches import REMEMBERED_PASSES
+from .values import check_integer
 from .weights import QUANTIZED_ON_LOAD, expected_shapes
 
 PREFILL_CHUNK = 512
@@ -104,8 +105,7 @@ def memory_estimate(
     Raises:
         ConfigError, UnsupportedModelError: a config that cannot be a target's or a drafter's, or a bad context.
     """
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise ConfigError(f"context: got {context!r}, expected an integer >= 1")
+    check_integer("context", context, 1)
     held = precision or Precision()
     shape = target_shape(target_config)
     drafter = drafter_config

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import find_config, find_files, read_config
-from .config import DFLASH1, DFLASH2, DrafterConfig
+from .drafter.config import DFLASH1, DFLASH2, DrafterConfig
 from .errors import ConfigError, PairError
 from .targets.config import check_target
 from .targets.registry import text_config

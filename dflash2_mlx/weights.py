@@ -21,7 +21,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from .config import DrafterConfig
+from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, SettingError
 from .layout import store_for_device

@@ -9,7 +9,7 @@ import pytest
 
 from dflash2_mlx import chips
 from dflash2_mlx.chips import read_chip, read_gpu_cores, this_chip, wheel_macos
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from tests.published import DFLASH2
 from tests.test_memory_estimate import QWEN_27B
 

@@ -21,9 +21,11 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = [
     "errors",
     "embedded",
+    "values",
     "chips",
     "runtime",
     "config",
+    "drafter.config",
     "rng",
     "kernels._source",
     "kernels._metal",

@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 
 from dflash2_mlx.chips import read_chip
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import OwnKernels, predict, workload
 from dflash2_mlx.costs import PassCosts, expected_tokens
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.memory import Precision
 from dflash2_mlx.widths import WidthPolicy
 from tests.published import DFLASH2

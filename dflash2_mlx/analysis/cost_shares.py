@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..costs import CONTEXT, draft_chain, target_chain, time_in_turns
-from ..errors import ConfigError
 from ..load import Engine
 from ..runtime import owner
+from ..values import check_integer
 from .ablation import ablations
 from .replies import drafter_of
 
@@ -75,8 +75,7 @@ def check_repeats(repeats: int) -> None:
     Raises:
         ConfigError: naming what was got.
     """
-    if repeats < 2:
-        raise ConfigError(f"repeats: got {repeats}, expected an integer >= 2")
+    check_integer("repeats", repeats, 2)
 
 
 def measure_shares(engine: Engine, *, width: int | None = None, repeats: int = REPEATS) -> CostShares:

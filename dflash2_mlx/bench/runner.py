@@ -18,6 +18,7 @@ from ..errors import ConfigError, PromptError, SettingError
 from ..generate import GenerationEvent, GenerationResult, collect, stream_generate
 from ..load import Engine
 from ..text import Prompt, render_prompt
+from ..values import check_integer
 from .metrics import Cycle, Spread, spread
 from .observed import time_phases
 from .prompts import BenchPrompt, deepen, filler
@@ -57,9 +58,8 @@ class Plan:
         for name, values in lists.items():
             if not values or len(set(values)) != len(values):
                 raise ConfigError(f"{name}: got {list(values)}, expected one or more different numbers")
-        for name, number in (("repeats", self.repeats), ("max_tokens", self.max_tokens)):
-            if number < 1:
-                raise ConfigError(f"{name}: got {number}, expected an integer >= 1")
+        check_integer("repeats", self.repeats, 1)
+        check_integer("max_tokens", self.max_tokens, 1)
 
     @property
     def settings(self) -> list[Setting]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from . import _metal, qmm_contests, target_contests
 from ._contest import Case, Contest, Outputs
 from ._dispatch import KERNELS, METAL, MLX, dispatcher, rounding

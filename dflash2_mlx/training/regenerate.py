@@ -27,6 +27,7 @@ from ..rng import Purpose, base_keys, gumbel
 from ..runtime import owner
 from ..targets.base import Target
 from ..targets.caches import TargetState
+from ..values import check_integer, check_number
 from .data import Item, prompt_of_turn, turns_to_answer
 from .settings import Document
 
@@ -49,12 +50,10 @@ class ReplySettings:
 
     def __post_init__(self) -> None:
         for name, low in (("max_tokens", 1), ("seed", 0), ("batch", 1), ("max_length", 2)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name}: got {getattr(self, name)}, expected an integer >= {low}")
-        if self.prompt_tokens is not None and self.prompt_tokens < 1:
-            raise ConfigError(f"prompt_tokens: got {self.prompt_tokens}, expected an integer >= 1")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature: got {self.temperature}, expected a number >= 0")
+            check_integer(name, getattr(self, name), low)
+        if self.prompt_tokens is not None:
+            check_integer("prompt_tokens", self.prompt_tokens, 1)
+        check_number("temperature", self.temperature, least=0.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import TrainingError
 from ..load import Engine

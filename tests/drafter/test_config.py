@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash2_mlx import ConfigError, DrafterConfig
-from dflash2_mlx.config import default_target_layer_ids
+from dflash2_mlx.drafter.config import default_target_layer_ids
 from dflash2_mlx.targets.registry import text_config
 from dflash2_mlx.weights import expected_shapes
 from tests.messages import says
@@ -375,6 +375,7 @@ def test_shape_keys_are_positive_integers(key, value):
         ("rms_norm_eps", 0, "> 0"),
         ("rms_norm_eps", "1e-6", "a number"),
         ("rms_norm_eps", math.nan, "a number"),
+        pytest.param("rms_norm_eps", 10**400, "a number", id="more than a float holds"),
         ("block_size", 1, ">= 2"),
         ("block_size", 0, ">= 1"),
         ("block_size", "8", "an integer"),
