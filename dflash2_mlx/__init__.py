@@ -15,6 +15,7 @@ from .counting import count_prompt_tokens
 from .describe import ModelFacts, describe_config
 from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
+from .dtypes import load_precision
 from .embedded import embedded_pair
 from .errors import (
     CheckpointError,
@@ -29,7 +30,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .generate import collect, generate, new_session, stream_generate
-from .load import Engine, load, load_drafter, load_precision
+from .load import Engine, load, load_drafter
 from .loop import Session
 from .memory import MemoryEstimate, Precision, memory_estimate
 from .pairing import check_pair, check_pairing

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 import dflash2_mlx as d2
 from dflash2_mlx import analysis
 from dflash2_mlx.analysis import machine
-from dflash2_mlx.load import MINI
+from dflash2_mlx.embedded import MINI
 from dflash2_mlx.memory import Precision, memory_estimate
 from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.shapes import target_shape
