@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from .config import GenerationConfig
-from .generate import GenerationResult
 from .load import Engine
+from .results import GenerationResult
 from .runtime import owner
 from .text import Prompt, render_prompt
 

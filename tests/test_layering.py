@@ -97,6 +97,8 @@ LIBRARY = [
     "text",
     "counting",
     "results",
+    "requests",
+    "reply",
     "generate",
     "conversation",
     "compare",

@@ -15,8 +15,9 @@ from typing import Any
 from ..compare import compare_runs
 from ..config import GenerationConfig, SamplingConfig
 from ..errors import ConfigError, PromptError, SettingError
-from ..generate import GenerationEvent, GenerationResult, collect, stream_generate
+from ..generate import collect, stream_generate
 from ..load import Engine
+from ..results import GenerationEvent, GenerationResult
 from ..text import Prompt, render_prompt
 from ..values import check_integer
 from .metrics import Cycle, Spread, spread
