@@ -64,6 +64,19 @@ class Played:
         return self.tokens / self.seconds
 
 
+class Fixed:
+    """The policy of the same width in every round."""
+
+    def __init__(self, width: int):
+        self._width = width
+
+    def width(self) -> int:
+        return self._width
+
+    def learn(self, width: int, num_accepted: int) -> None:
+        """Nothing: the width stays."""
+
+
 TUNING = ("M1 Pro stock", "M1 Pro own", "M3 Max stock", "M5 Max own", "linear", "steep", "step at 5")
 HELD_OUT = ("M3 Max own", "M4 Pro stock", "M4 Pro own", "M5 Max stock", "flat", "gentle", "step at 6", "wall at 8")
 

@@ -306,18 +306,6 @@ def _settle(
     return effective, plan, [*_record_notes(settings, named), *plan.notes]
 
 
-def load_configured(
-    name: str | None = None,
-    *,
-    plain: bool = False,
-    several: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
-    **levels: Any,
-) -> Configured:
-    """`prepare` and `load` in one call; `levels` as in `prepare`, the rest as in `Setup.load`."""
-    return prepare(name, **levels).load(plain=plain, several=several, tell=tell)
-
-
 def _record_notes(settings: Settings, named: Named) -> list[str]:
     record = settings.record(named.model_id)
     notes = settings.record_notes(named.model_id)
