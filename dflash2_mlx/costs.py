@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import mlx.core as mx
 
@@ -74,7 +74,7 @@ class PassCosts:
         return cls(*(_table(raw, name) for name in ("verify_s", "draft_s", "per_position_s")))
 
 
-def is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Whether a value of a file is a time: a number, not below 0, and one that a float can hold."""
     # The bound is asked of the number as it is: a whole one may be more than a float can hold.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9

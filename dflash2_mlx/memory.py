@@ -51,8 +51,7 @@ class Precision:
     dequantized: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("target_bytes", "drafter_bytes"):
-            value = {"target_bytes": self.target_bytes, "drafter_bytes": self.drafter_bytes}[name]
+        for name, value in (("target_bytes", self.target_bytes), ("drafter_bytes", self.drafter_bytes)):
             if value not in (_HALF, _SINGLE):
                 raise ConfigError(f"{name}: got {value!r}, expected 2 or 4")
 
@@ -138,7 +137,7 @@ def own_bytes(name: str, width: int) -> int:
     return _SINGLE if name.endswith("A_log") else width  # decay stays float32
 
 
-def packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, int] | None:
+def packing(name: str, dims: tuple[int, ...], quantization: object) -> tuple[int, int] | None:
     """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain."""
     if not isinstance(quantization, Mapping) or len(dims) < 2 or "conv1d" in name:
         return None

@@ -112,7 +112,7 @@ def trainable_product(layer: nn.Module, hidden: mx.array) -> mx.array:
     return output
 
 
-def check_exactness(model: Any, *, tied: bool) -> None:
+def check_exactness(model: nn.Module, *, tied: bool) -> None:
     """Refuse a model that has products which exactness does not cover.
 
     Args:

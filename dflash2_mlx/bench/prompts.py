@@ -130,11 +130,11 @@ def prompt_from(item: Mapping[str, Any], where: str) -> BenchPrompt:
     raise PromptError(f"{where}: got {key} {json.dumps(value)[:60]}, expected {_EXPECTED}")
 
 
-def _texts(value: Any) -> bool:
+def _texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text.strip() for text in value)
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 

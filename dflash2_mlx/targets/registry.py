@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import mlx.nn as nn
+
 from ..errors import ConfigError, UnsupportedModelError
 from ..row_layers import check_exactness, use_row_kernels
 from .base import Target
@@ -56,7 +58,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def make_target(model: Any, config: Mapping[str, Any], *, exact: bool = False) -> Target:
+def make_target(model: nn.Module, config: Mapping[str, Any], *, exact: bool = False) -> Target:
     """Wrap a model that mlx-lm loaded.
 
     Args:
