@@ -16,7 +16,6 @@ from dflash2_app.engine import prepare
 from dflash2_app.fit import Room, check_memory, prefix_shares, weight_bytes
 from dflash2_app.loading import Loaded, share_prefix_memory
 from dflash2_app.settings.files import SettingsError
-from dflash2_app.settings.plan import Abilities
 
 from ..conftest import Run
 from ..fake_library import BLOCK_SIZE, FakeLibrary
@@ -198,7 +197,7 @@ def test_the_report_uses_the_words_of_omlx(library: FakeLibrary, base: Path, pai
     assert found.dflash_fallback_reason == "DFlash is on, and no Draft Model is set"
 
 
-def test_what_later_parts_of_the_library_will_get(
+def test_window_sink_and_prefix_cache_reach_the_library(
     library: FakeLibrary, base: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Any, ...]] = []
@@ -207,7 +206,6 @@ def test_what_later_parts_of_the_library_will_get(
         made.append(limits)
         return SimpleNamespace(max_bytes=limits[1])
 
-    monkeypatch.setattr(engine, "ABILITIES", Abilities(draft_window=True, prefix_cache=True))
     monkeypatch.setattr(d2, "PrefixCache", make)
     configure(base, o__t={**ON, "dflash_draft_window_size": 6, "dflash_draft_sink_size": 2, "dflash_ssd_cache": True})
     pair = prepare("o/t").load()
