@@ -51,7 +51,11 @@ def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Parse `config.json` of a checkpoint folder."""
+    """Parse `config.json` of a checkpoint folder.
+
+    Raises:
+        CheckpointError: there is none, or it is no JSON object.
+    """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

@@ -32,6 +32,7 @@ class Verdict:
     speedup: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
         return {"identical": self.identical, "first_difference": self.first_difference, "speedup": self.speedup}
 
 

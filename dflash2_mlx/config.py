@@ -61,6 +61,7 @@ class SamplingConfig:
 
     @property
     def greedy(self) -> bool:
+        """Whether the likeliest token is taken and nothing is drawn."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property

@@ -138,7 +138,11 @@ def own_bytes(name: str, width: int) -> int:
 
 
 def packing(name: str, dims: tuple[int, ...], quantization: object) -> tuple[int, int] | None:
-    """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain."""
+    """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain.
+
+    Raises:
+        ConfigError: the config's `quantization` names no bits and group size for it.
+    """
     if not isinstance(quantization, Mapping) or len(dims) < 2 or "conv1d" in name:
         return None
     module = name.removesuffix(".weight")

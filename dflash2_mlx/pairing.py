@@ -22,7 +22,12 @@ _DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
 
 
 def check_target_config(config: Mapping[str, Any]) -> None:
-    """Refuse what cannot be a target, before its weights are looked at."""
+    """Refuse what cannot be a target, before its weights are looked at.
+
+    Raises:
+        PairError: it is a drafter.
+        ConfigError, UnsupportedModelError: as `check_target`.
+    """
     architectures = config.get("architectures") or []
     for name in architectures:
         if name in _DRAFTER_ARCHITECTURES:

@@ -76,6 +76,7 @@ class ReplyJob:
     # On the owner thread.
 
     def ready(self) -> bool:
+        """Whether a step may be made: not while the reader is too far behind. Such waiting is no decoding time."""
         if self.events.qsize() >= _AHEAD and not self._closed:
             self._stalled_since = self._stalled_since or time.perf_counter()
             return False

@@ -27,9 +27,11 @@ NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
 class Tokenizer(Protocol):
     """What turns text into tokens and back."""
 
-    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+    def encode(self, text: str, **kwargs: Any) -> list[int]:
+        """Token ids of a text."""
 
-    def decode(self, ids: Sequence[int], **kwargs: Any) -> str: ...
+    def decode(self, ids: Sequence[int], **kwargs: Any) -> str:
+        """Text of token ids; U+FFFD for bytes that are no character."""
 
 
 class ChatTokenizer(Tokenizer, Protocol):
@@ -41,7 +43,8 @@ class ChatTokenizer(Tokenizer, Protocol):
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **kwargs: Any
-    ) -> list[int]: ...
+    ) -> list[int]:
+        """Token ids of messages as the model's template writes them."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ METHOD = (
 class CostShare:
     """Share of a round's time: the median over turns, and the borders of the middle half.
 
-    Noise can make it negative. `visible` is whether the middle half lies on one side of zero.
+    Noise can make it negative.
     """
 
     share: float
@@ -43,6 +43,7 @@ class CostShare:
 
     @property
     def visible(self) -> bool:
+        """Whether the middle half of the turns lies on one side of 0."""
         return self.quarter > 0 or self.three_quarters < 0
 
 

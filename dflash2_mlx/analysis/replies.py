@@ -47,6 +47,7 @@ class Reply:
 
     @property
     def reply(self) -> tuple[int, ...]:
+        """The tokens after the prompt."""
         return self.tokens[self.prompt_tokens :]
 
     @property

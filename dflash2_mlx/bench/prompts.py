@@ -36,6 +36,7 @@ class BenchPrompt:
 
     @property
     def requests(self) -> int:
+        """Replies that are asked for: one, and one for each follow-up."""
         return 1 + len(self.follow_ups)
 
     def answered(self, asked: Prompt, reply: str, turn: int) -> Prompt:
@@ -142,6 +143,9 @@ def filler(prompts: Sequence[BenchPrompt], place: int, tokens: int, tokenizer: T
     """About `tokens` tokens of text from the other prompts of the set, repeated as often as needed.
 
     The prompt's own text comes in only where it is the only one: a model would copy it.
+
+    Raises:
+        PromptError: no prompt has text.
     """
     if not tokens:
         return ""
@@ -156,7 +160,11 @@ def filler(prompts: Sequence[BenchPrompt], place: int, tokens: int, tokenizer: T
 
 
 def deepen(prompt: BenchPrompt, text: str) -> BenchPrompt:
-    """Put a text in front of the first user message."""
+    """Put a text in front of the first user message.
+
+    Raises:
+        PromptError: there is no such message.
+    """
     if not text:
         return prompt
     if isinstance(prompt.first, str):

@@ -73,7 +73,11 @@ class Plan:
         return len(self.settings) * self.repeats * len(self.widths) * turns
 
     def config(self, setting: Setting, width: int, place: int) -> GenerationConfig:
-        """How prompt number `place` is decoded in one arm."""
+        """How prompt number `place` is decoded in one arm.
+
+        Raises:
+            ConfigError: the setting leaves the temperature to a server.
+        """
         if setting.temperature is None:
             raise ConfigError("temperature: got None, expected a number: here it is us who draw")
         mode = self.sampling.lossless_mode or "rejection"

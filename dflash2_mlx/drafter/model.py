@@ -37,9 +37,11 @@ from .selector import CandidateSelector
 class Lender(Protocol):
     """The two tables a drafter borrows from its target."""
 
-    def embed(self, ids: mx.array) -> mx.array: ...
+    def embed(self, ids: mx.array) -> mx.array:
+        """[B, L] token ids to [B, L, D] rows."""
 
-    def head(self, hidden: mx.array) -> mx.array: ...
+    def head(self, hidden: mx.array) -> mx.array:
+        """[..., D] rows to [..., V] logits, before any multiplier or cap."""
 
 
 @dataclass(frozen=True)

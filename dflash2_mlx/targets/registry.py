@@ -86,7 +86,11 @@ def make_target(model: nn.Module, config: Mapping[str, Any], *, exact: bool = Fa
 
 
 def describe_quantization(config: Mapping[str, Any]) -> str | None:
-    """For people: "4-bit group 64", or None for unquantized weights."""
+    """For people: "4-bit group 64", or None for unquantized weights.
+
+    Raises:
+        ConfigError: `quantization` does not say which.
+    """
     quantization = config.get("quantization")
     if not quantization:
         return None
