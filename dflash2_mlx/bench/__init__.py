@@ -2,7 +2,7 @@
 
 from .defaults import recommended_sampling
 from .metrics import (
-    Cycle,
+    Round,
     Spread,
     acceptance_length,
     acceptance_rate,
@@ -36,10 +36,10 @@ __all__ = [
     "ArmReport",
     "BenchPrompt",
     "Comparison",
-    "Cycle",
     "Event",
     "PhaseTimes",
     "Plan",
+    "Round",
     "Run",
     "Setting",
     "SettingReport",

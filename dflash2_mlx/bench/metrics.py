@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Cycle:
+class Round:
     """One round: `num_accepted` of `drafted` tokens were agreed to, `committed` were emitted.
 
     `committed` is counted after the cut at a stop token or the token limit, `num_accepted` before it.
@@ -33,11 +33,11 @@ class Spread:
     three_quarters: float
 
 
-def acceptance_length(cycles: Sequence[Cycle]) -> float | None:
+def acceptance_length(rounds: Sequence[Round]) -> float | None:
     """Tokens emitted per round of one request, 1..B; None where no round drafted anything."""
-    if not any(cycle.drafted for cycle in cycles):
+    if not any(done.drafted for done in rounds):
         return None
-    return statistics.fmean(cycle.committed for cycle in cycles)
+    return statistics.fmean(done.committed for done in rounds)
 
 
 def mean_over_requests(values: Iterable[float | None]) -> float | None:
@@ -46,21 +46,21 @@ def mean_over_requests(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def acceptance_rate(cycles: Sequence[Cycle]) -> float | None:
+def acceptance_rate(rounds: Sequence[Round]) -> float | None:
     """Accepted drafts over drafts; a draft that fell behind the cut counts as drafted, not as accepted."""
-    drafted = sum(cycle.drafted for cycle in cycles)
-    return sum(min(cycle.num_accepted, cycle.committed) for cycle in cycles) / drafted if drafted else None
+    drafted = sum(done.drafted for done in rounds)
+    return sum(min(done.num_accepted, done.committed) for done in rounds) / drafted if drafted else None
 
 
-def conditional_acceptance(cycles: Sequence[Cycle]) -> list[float | None]:
+def conditional_acceptance(rounds: Sequence[Round]) -> list[float | None]:
     """Share of rounds that accept draft j, of those that accepted all before it and drafted j at all.
 
     None at a position that no round reached.
     """
     shares: list[float | None] = []
-    for j in range(1, max((cycle.drafted for cycle in cycles), default=0) + 1):
-        reached = [cycle for cycle in cycles if cycle.drafted >= j and cycle.num_accepted >= j - 1]
-        accepted = sum(cycle.num_accepted >= j for cycle in reached)
+    for j in range(1, max((done.drafted for done in rounds), default=0) + 1):
+        reached = [done for done in rounds if done.drafted >= j and done.num_accepted >= j - 1]
+        accepted = sum(done.num_accepted >= j for done in reached)
         shares.append(accepted / len(reached) if reached else None)
     return shares
 

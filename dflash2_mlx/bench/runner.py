@@ -20,7 +20,7 @@ from ..load import Engine
 from ..results import GenerationEvent, GenerationResult
 from ..text import Prompt, render_prompt
 from ..values import check_integer
-from .metrics import Cycle, Spread, spread
+from .metrics import Round, Spread, spread
 from .observed import time_phases
 from .prompts import BenchPrompt, deepen, filler
 
@@ -102,7 +102,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """One timed request. `prompt` and `turn` say which; `cycles` are its rounds, none of the prefill."""
+    """One timed request. `prompt` and `turn` say which; `rounds` are its own, none of the prefill."""
 
     setting: Setting
     width: int
@@ -115,7 +115,7 @@ class Run:
     decode_s: float
     peak_memory_bytes: int
     finish_reason: str
-    cycles: tuple[Cycle, ...]
+    rounds: tuple[Round, ...]
     notices: tuple[str, ...] = ()
 
 
@@ -285,14 +285,14 @@ def _converse(
     width, repeat = arm
     config, asked = plan.config(setting, width, place), prompt.first
     for turn in range(prompt.requests):
-        result, cycles = _timed(engine, asked, config, check)
+        result, rounds = _timed(engine, asked, config, check)
         stats = result.stats
         yield _Answer(
             asked,
             result,
             Run(
                 setting, width, repeat, place, turn, stats.prompt_tokens, stats.generated_tokens, stats.prefill_s,
-                stats.decode_s, stats.peak_memory_bytes, result.finish_reason, cycles, tuple(stats.notices),
+                stats.decode_s, stats.peak_memory_bytes, result.finish_reason, rounds, tuple(stats.notices),
             ),
         )  # fmt: skip
         if turn < len(prompt.follow_ups):
@@ -301,19 +301,19 @@ def _converse(
 
 def _timed(
     engine: Engine, prompt: Prompt, config: GenerationConfig, check: Callable[[], None]
-) -> tuple[GenerationResult, tuple[Cycle, ...]]:
-    cycles: list[Cycle] = []
+) -> tuple[GenerationResult, tuple[Round, ...]]:
+    rounds: list[Round] = []
 
     def watched(events: Iterator[GenerationEvent]) -> Iterator[GenerationEvent]:
         for event in events:
             if event.round is not None:
                 done = event.round
-                cycles.append(Cycle(done.num_accepted, done.width - 1, done.committed))
+                rounds.append(Round(done.num_accepted, done.width - 1, done.committed))
             check()
             yield event
 
     with closing(stream_generate(engine, prompt, config)) as events:
-        return collect(engine, watched(events)), tuple(cycles)
+        return collect(engine, watched(events)), tuple(rounds)
 
 
 def _compare(
