@@ -5,7 +5,6 @@ Owns: the reading alone; what a prompt becomes is `text`'s.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
+from .checkpoint import read_object
 from .errors import CheckpointError
 from .targets.registry import text_config
 
@@ -43,13 +43,9 @@ def _stop_ids(folder: Path, config: Mapping[str, Any]) -> list[int]:
     stops = config.get("eos_token_id")
     if stops is None:
         stops = text_config(config).get("eos_token_id")
-    generation = folder / "generation_config.json"
-    if generation.is_file():
-        try:
-            stated = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-            stops = stops if stated is None else stated
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{generation}: got an unreadable file ({error}), expected JSON") from None
+    stated = (read_object(folder / "generation_config.json") or {}).get("eos_token_id")
+    if stated is not None:
+        stops = stated
     if stops is None:
         return []
     return [stops] if isinstance(stops, int) else list(stops)

@@ -64,7 +64,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if name != "__metadata__":
                 infos[name], stop = _read_entry(path, entry)
                 end = max(end, stop)
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: got a damaged file ({error}), expected a safetensors file") from None
     if size != 8 + length + end:
         raise CheckpointError(
@@ -96,7 +96,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     if index.is_file():
         try:
             named = {str(file) for file in json.loads(index.read_text())["weight_map"].values()}
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{index}: got an unreadable index ({error}), expected weight_map") from None
         missing = sorted(named - {file.name for file in files})
         if missing:

@@ -43,6 +43,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         bytes(range(256)) * 4,
         header(b"{"),
         header(b"\xff\xfe"),
+        pytest.param(header(b"[" * 100_000), id="nested"),
         header([1, 2]),
         header({"a": 3}),
         header({"a": None}),

@@ -103,7 +103,7 @@ def parse_prompts(text: str, where: str) -> list[BenchPrompt]:
 def _parse(line: str, where: str) -> BenchPrompt:
     try:
         item = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         item = None
     if not isinstance(item, dict):
         raise PromptError(f"{where}: got {line[:60]!r}, expected a JSON object: {_EXPECTED}")

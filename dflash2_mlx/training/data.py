@@ -51,7 +51,7 @@ def read_items(path: Path) -> list[Item]:
 def _item(where: str, line: str) -> Item:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     fits = isinstance(content, dict) and (
         isinstance(content.get("text"), str)

@@ -250,7 +250,7 @@ def _open(file: Path, made: Mapping[str, Any]) -> dict[tuple[int, int], dict[str
     try:
         first, *rest = [json.loads(line) for line in whole.splitlines()]
         found = {(int(line["item"]), int(line["turn"])): line for line in rest}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{file}: got an unreadable line, expected the replies of an earlier run") from None
     for name, value in made.items():
         if first.get(name) != value:

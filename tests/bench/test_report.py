@@ -136,7 +136,11 @@ def test_bad_generation_configs(tmp_path: Path) -> None:
     with pytest.raises(d2.CheckpointError, match=r"got no generation_config\.json"):
         bench.recommended_sampling(str(tmp_path))
     file = tmp_path / "generation_config.json"
-    for text, message in (("{", "unreadable"), ("[]", "got a JSON list"), ('{"do_sample": true, "top_p": 2}', "top_p")):
+    for text, message in (
+        ("{", "unreadable"),
+        ("[]", "got list, expected a JSON object"),
+        ('{"do_sample": true, "top_p": 2}', "top_p"),
+    ):
         file.write_text(text)
         with pytest.raises(d2.Dflash2Error, match=message):
             bench.recommended_sampling(str(tmp_path))

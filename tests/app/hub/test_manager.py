@@ -111,7 +111,7 @@ def test_list_reads_omlx_folders(run: Run, home: Path, tmp_path: Path, monkeypat
         assert names(run, "list", "--base-path", base) == [str(folder)]
     monkeypatch.setenv("DFLASH2_BASE_PATH", str(base))
     assert names(run, "list") == [str(folder)]
-    for text in ("{", '{"model": {"model_dirs": "x"}}'):
+    for text in ("{", "[" * 100_000, '{"model": {"model_dirs": "x"}}'):
         (base / "settings.json").write_text(text)
         ran = run("models", "list")
         assert ran.code == 0 and f"note: {base / 'settings.json'}: got an unreadable file" in ran.err
@@ -121,11 +121,15 @@ def test_list_tells_what_is_wrong(run: Run, home: Path) -> None:
     top = find_base().folder / "models"
     damaged = save_drafter(top / "damaged")
     (damaged / "config.json").write_text("{")
+    deep = save_drafter(top / "deep")
+    (deep / "config.json").write_text("[" * 100_000)
     save_drafter(top / "foreign")
     (top / "foreign" / "config.json").write_text('{"model_type": "bert"}')
     cut = save_drafter(top / "cut")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model.safetensors", "c": "model-3.safetensors"}}
     (cut / "model.safetensors.index.json").write_text(json.dumps(index))
+    folded = save_drafter(top / "folded")
+    (folded / "model.safetensors.index.json").write_text("[" * 100_000)
     empty = save_drafter(top / "empty")
     (empty / "model.safetensors").unlink()
     save_drafter(top / "again" / "cut")
@@ -133,7 +137,9 @@ def test_list_tells_what_is_wrong(run: Run, home: Path) -> None:
     assert ran.code == 0
     for words in (
         f"{damaged}: got an unreadable config.json",
+        f"{deep}: got an unreadable config.json",
         f"{top / 'foreign'}: model_type: got 'bert'",
+        f"{folded}: got an unreadable model.safetensors.index.json",
         f"{cut}: got 1 of 3 weight files, expected model-1.safetensors, model-3.safetensors too",
         f"{empty}: got no model*.safetensors, expected weights",
         f"{cut}: got a second model called cut, expected one",
