@@ -22,6 +22,7 @@ LIBRARY = [
     "errors",
     "embedded",
     "values",
+    "shares",
     "chips",
     "runtime",
     "config",

@@ -1,5 +1,6 @@
 """Measures a pair: speed, acceptance, phases and memory, plain decoding and DFlash 2 in turn."""
 
+from ..shares import expected_length
 from .defaults import recommended_sampling
 from .metrics import (
     Round,
@@ -7,7 +8,6 @@ from .metrics import (
     acceptance_length,
     acceptance_rate,
     conditional_acceptance,
-    expected_length,
     mean_over_requests,
     spread,
     time_per_token,

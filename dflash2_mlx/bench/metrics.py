@@ -1,6 +1,7 @@
 """What is reported of measured rounds and times, by the definitions of the specification.
 
-Owns: the formulas, as pure functions of numbers. Knows nothing of engines, prompts or clocks.
+Owns: the formulas, as pure functions of numbers; those of shares by position are in `shares`. Knows nothing of engines,
+prompts or clocks.
 
 Reference: DFlash 2 specification 6.1.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from ..shares import conditional_shares, reached_positions
 
 
 @dataclass(frozen=True)
@@ -57,26 +60,8 @@ def conditional_acceptance(rounds: Sequence[Round]) -> list[float | None]:
 
     None at a position that no round reached.
     """
-    shares: list[float | None] = []
-    for j in range(1, max((done.drafted for done in rounds), default=0) + 1):
-        reached = [done for done in rounds if done.drafted >= j and done.num_accepted >= j - 1]
-        accepted = sum(done.num_accepted >= j for done in reached)
-        shares.append(accepted / len(reached) if reached else None)
-    return shares
-
-
-def expected_length(shares: Sequence[float | None]) -> float:
-    """1 + Σ_j Π_{i<=j} c_i: the acceptance length that shares by position stand for, before any cut.
-
-    A position that nobody reached adds nothing, nor does anything behind it.
-    """
-    total, reached = 1.0, 1.0
-    for share in shares:
-        if share is None:
-            break
-        reached *= share
-        total += reached
-    return total
+    accepted, drafted = [done.num_accepted for done in rounds], [done.drafted for done in rounds]
+    return conditional_shares(*reached_positions(accepted, drafted))
 
 
 def time_per_token(tokens: int, seconds: float) -> float | None:

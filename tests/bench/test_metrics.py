@@ -13,12 +13,12 @@ from dflash2_mlx.bench.metrics import (
     acceptance_length,
     acceptance_rate,
     conditional_acceptance,
-    expected_length,
     mean_over_requests,
     spread,
     time_per_token,
     variation,
 )
+from dflash2_mlx.shares import expected_length
 
 # Four rounds of width 4: 3, 0, 1 and 3 drafts accepted; the last is cut after two tokens by the limit.
 BY_HAND = [Round(3, 3, 4), Round(0, 3, 1), Round(1, 3, 2), Round(3, 3, 2)]
@@ -53,17 +53,6 @@ def test_a_round_that_drafted_less_says_nothing_about_later_drafts() -> None:
 def test_acceptance_rate_leaves_out_what_was_cut() -> None:
     assert acceptance_rate(BY_HAND) == (3 + 0 + 1 + 2) / 12
     assert acceptance_rate([Round(0, 0, 1)]) is None
-
-
-def test_expected_length_by_hand() -> None:
-    assert expected_length([0.5, 0.5]) == 1 + 0.5 + 0.25
-    assert expected_length([0.5, None, 1.0]) == 1.5
-    assert expected_length([]) == 1.0
-    # The published recalls of specification 6.3 give its published lengths.
-    recall_1 = [0.854, 0.803, 0.794, 0.783, 0.775, 0.759, 0.729]
-    recall_16 = [0.995, 0.973, 0.948, 0.926, 0.908, 0.894, 0.878]
-    assert expected_length(recall_1) == pytest.approx(4.27, abs=0.005)
-    assert expected_length(recall_16) == pytest.approx(6.80, abs=0.005)
 
 
 def test_expected_length_is_the_mean_of_uncut_rounds() -> None:
