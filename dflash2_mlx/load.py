@@ -26,6 +26,7 @@ from .dtypes import check_dtype, held_drafter, held_target, load_precision, row_
 from .embedded import MINI, MINI_DRAFTER, MINI_TARGET
 from .errors import SettingError
 from .fingerprint import fingerprint, unique_fingerprint
+from .headers import read_headers
 from .kernels._dispatch import EXACT_ROWS, dispatcher
 from .pairing import check_target_config, checked_drafter
 from .row_layers import EXACT, FAST, check_exactness_word, refuse_exactness_early
@@ -34,7 +35,7 @@ from .targets.base import Target
 from .targets.reading import read_target
 from .targets.registry import describe_quantization, make_target
 from .tokenizer import read_tokenizer
-from .weights import load_drafter_weights, read_headers
+from .weights import load_drafter_weights
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dflash2_mlx import DrafterConfig
-from dflash2_mlx.weights import expected_shapes, read_headers
+from dflash2_mlx.headers import read_headers
+from dflash2_mlx.weights import expected_shapes
 from tests.checkpoints import refused
 from tests.tiny import drafter_config, save_drafter
 

@@ -23,6 +23,7 @@ LIBRARY = [
     "embedded",
     "values",
     "shares",
+    "headers",
     "chips",
     "runtime",
     "config",
