@@ -72,6 +72,7 @@ LIBRARY = [
     "targets",
     "kernels.target_contests",
     "kernels.contests",
+    "timing",
     "costs",
     "fingerprint",
     "shapes",

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..costs import CONTEXT, draft_chain, target_chain, time_in_turns
+from ..costs import CONTEXT, draft_chain, target_chain
 from ..load import Engine
 from ..runtime import owner
+from ..timing import time_in_turns
 from ..values import check_integer
 from .ablation import ablations
 from .replies import drafter_of

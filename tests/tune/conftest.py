@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dflash2_mlx import costs as costs_module
+from dflash2_mlx import timing
 from dflash2_mlx.kernels import contests as contests_module
 from dflash2_mlx.kernels._dispatch import Dispatcher
 from dflash2_mlx.load import Engine
@@ -21,7 +21,7 @@ from .fakes import STOCK, contest, use_clock
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A pair that another process could meet again, and short measurements."""
-    monkeypatch.setattr(costs_module, "LONG_ENOUGH_S", 0.001)
+    monkeypatch.setattr(timing, "LONG_ENOUGH_S", 0.001)
     monkeypatch.setattr(run_module, "DEEP", 200)
     drafter = owner().call(lambda: make_tiny_drafter(block_size=3, compiled=True))
     return replace(tiny_engine("qwen3_5", drafter), fingerprint="a pair of files")
