@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -76,6 +78,7 @@ def test_a_dark_page_is_never_painted_light(page: Page, server: Running) -> None
         for (const one of list.getEntries()) window.times[one.name] = one.startTime;
       }).observe({ type: "paint", buffered: true });
     """)
+    page.route("**/js/theme.js", lambda route: (time.sleep(0.5), route.continue_()))  # a slow one
     page.goto(server.url)
     expect(page.locator("main h1")).to_be_visible()
     page.wait_for_function("window.times['first-paint']")
@@ -97,6 +100,13 @@ def test_a_wrong_address_and_a_page_that_cannot_be_read(
     page.unroute("**/js/pages/bench.js")
     page.get_by_role("button", name="Try again").click()
     expect(page.get_by_role("heading", name="Bench", level=1)).to_be_visible()
+    told = page.evaluate("""async () => {
+      const { stream } = await import("/static/js/api.js");
+      const broken = new ReadableStream({ start: (to) => to.error(new TypeError("network error")) });
+      window.fetch = async () => new Response(broken);
+      return stream("/x", {}, { onEvent() {} }).catch((error) => `${error.name} ${error.status}: ${error.message}`);
+    }""")
+    assert told == "Error 0: the connection was lost: is the server still running?"
 
 
 def test_the_check_sees_a_fault(page: Page, server: Running) -> None:

@@ -45,6 +45,8 @@ def test_models_sums_log_and_examples(page: Page, watched: Running) -> None:
     expect(lines).to_contain_text("POST /v1/chat/completions 200")
     log.warning("\x1b[31mred <img src=x> \u009b2J")
     expect(lines).to_contain_text("␛[31mred <img src=x> �2J")
+    lines.press("PageUp")
+    expect(page.get_by_label("Follow")).not_to_be_checked()
     page.get_by_label("Level").select_option("warning")
     expect(lines).not_to_contain_text("POST /v1/chat/completions 200")
     expect(lines).to_contain_text("red <img")

@@ -16,7 +16,7 @@ const address = (name) => name.split("/").map(encodeURIComponent).join("/");
 export function modelCard(model, page) {
   const badges = el("div.badges", {});
   const state = el("div.state", { "aria-live": "polite" });
-  const actions = el("div.row", {});
+  const actions = el("div.row", { role: "group", "aria-label": model.display_name ?? model.id });
   const fault = el("div", { role: "alert" });
   const node = el("li.panel.model-card", {},
     el("div", {}, el("h3", {}, model.display_name ?? model.id), model.path === null ? null : el("p.path", {}, where(model))),
