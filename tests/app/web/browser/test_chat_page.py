@@ -271,7 +271,7 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
 
 def test_scripts_formulas_and_wide_tables(page: Page, chats: Running, store: ChatStore) -> None:
     formula = "\\(a_1 * b * \\frac{1}{2}\\) and \\[c*d*e\\] and $$x*y*z\n= 1$$ but 3 $ * 4 $"
-    row = "| alpha | 1.0 |" + " word |" * 12
+    row = "| alpha | 1.0 |" + " something |" * 12
     reply = f"שלום, hello\n\nhello, שלום\n\n{formula}\n\n{row}\n{'|-' * 14}|\n{row}\n"
     store.save("words", Chat([Message("user", "مرحبا hello"), Message("assistant", reply)]))
     open_chat(page, chats, path="chat/words")
