@@ -94,6 +94,8 @@ def test_a_wrong_address_and_a_page_that_cannot_be_read(
     expected_errors.append("Failed to load resource")
     page.goto(f"{server.url}/#/models/%E0%A4%A")
     expect(page.get_by_role("heading", name="Models", level=1)).to_be_visible()
+    page.goto(f"{server.url}/#/race?prompt=What?&seed=7")
+    expect(page.get_by_label("Prompt", exact=True)).to_have_value("What?")
     page.route("**/js/pages/bench.js", lambda route: route.abort())
     page.get_by_role("link", name="Bench").click()
     expect(page.get_by_text("This page cannot be shown: one of its files could not be read")).to_be_visible()

@@ -22,7 +22,7 @@ let visits = 0;
 let asking = false;
 
 async function show() {
-  const [address, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [, address, search] = /^#?\/?([^?]*)\??(.*)$/s.exec(location.hash);
   const [name, ...path] = address.split("/").filter(Boolean).map(decoded);
   const [label, load] = PAGES[name] ?? PAGES[FIRST];
   const visit = (visits += 1);
