@@ -54,7 +54,7 @@ def test_no_page_is_wider_than_a_phone_and_all_are_reached_by_keyboard(page: Pag
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], address
         page.set_viewport_size({**PHONE, "width": 300})  # type: ignore[arg-type]
         page.reload()
-        expect(page.locator("nav a[aria-current=page]")).to_be_in_viewport(ratio=0.99)
+        expect(page.locator(".tabs a[aria-current=page]")).to_be_in_viewport(ratio=0.99)
         page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     page.goto(f"{server.url}/{found[0]}")
     expect(page.locator("main h1").first).to_be_visible()
