@@ -45,7 +45,7 @@ def drafting(family: str, text: Sequence[int]) -> DFlash2Session:
 
 
 @pytest.mark.parametrize(
-    ("family", "rule", "sampling"), thinned(["qwen3_5", "llama_sliding"], list(RULES), list(SAMPLINGS))
+    ("family", "rule", "sampling"), thinned(["qwen3_5", "llama_sliding"], list(RULES), list(SAMPLINGS), keep=4)
 )
 def test_drafting_equals_plain_decoding(family, rule, sampling):
     settings = {"sampling": SAMPLINGS[sampling]}

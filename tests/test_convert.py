@@ -19,6 +19,7 @@ from dflash2_mlx.runtime import owner
 from tests.checkpoints import WIDE, fitting, nothing_is_read, parameters, refused, write
 from tests.drafter.test_model import V1
 from tests.messages import mentions
+from tests.runs import thinned
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 
@@ -57,10 +58,12 @@ def proposal(drafter: d2.DraftModel) -> tuple[list[Any], ...]:
     return owner().call(draft)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("changes", [{}, V1, {"layer_types": ["full_attention"] * 2}], ids=["v2", "v1", "full"])
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (8, 64), (8, 128)])
-def test_a_copy_loads_equal_to_quantizing_on_load(tmp_path, dtype, changes, bits, group):
+KINDS = {"v2": {}, "v1": V1, "full": {"layer_types": ["full_attention"] * 2}}
+
+
+@pytest.mark.parametrize(("dtype", "name", "size"), thinned([*DTYPES], [*KINDS], [(4, 32), (8, 64), (8, 128)]))
+def test_a_copy_loads_equal_to_quantizing_on_load(tmp_path, dtype, name, size):
+    changes, (bits, group) = KINDS[name], size
     folder = source(tmp_path / "source", DTYPES[dtype], **changes)
     done = convert_drafter(folder, tmp_path / "copy", bits=bits, group_size=group)
     assert done.folder == tmp_path / "copy" and (done.bits, done.group_size) == (bits, group)

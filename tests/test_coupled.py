@@ -17,7 +17,7 @@ from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
 from tests.pairs import bootstrap_pair
-from tests.runs import PROMPT, lively_target, plain_reply, run, slow_unless
+from tests.runs import PROMPT, lively_target, plain_reply, run, slow_unless, thinned
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
 
@@ -91,8 +91,7 @@ def small_drafter() -> DraftModel:
     return make_tiny_drafter(compiled=True, selector_top_k=8, **SMALL)
 
 
-@pytest.mark.parametrize("name", ["bare", "top-p", "everything"])
-@pytest.mark.parametrize("family", ["qwen3_untied", "muse_glimmer"])
+@pytest.mark.parametrize(("family", "name"), thinned(["qwen3_untied", "muse_glimmer"], ["bare", "top-p", "everything"]))
 def test_a_real_drafter_with_shared_noise(family, name):
     target = small_target(family)
     settings = {**SETTINGS[name], "logit_bias": {5: 1.0}}

@@ -17,7 +17,7 @@ import dflash2_mlx as d2
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.targets.registry import make_target
 from tests.engines import scripted_engine, settled_bytes, tiny_engine
-from tests.runs import PROMPT, lively_reply
+from tests.runs import PROMPT, lively_reply, slow_unless
 from tests.scripted import RIGHT
 from tests.tiny import TARGET_CONFIGS, make_mlx_model, make_tiny_drafter
 
@@ -127,7 +127,7 @@ def contents(engine: d2.Engine) -> dict[str, int]:
     return {f"{kind}.{name}": id(array) for kind, model in models.items() for name, array in tree_flatten(dict(model))}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3_5", slow_unless(False, "muse_glimmer")])
 def test_order_does_not_matter(family: str) -> None:
     engine = drafting_engine(family)
     before = contents(engine)
@@ -160,7 +160,7 @@ def test_a_fresh_process_says_the_same() -> None:
     assert json.loads(child.stdout) == here
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [slow_unless(False, "qwen3_5"), "muse_glimmer"])
 def test_interleaved_streams_equal_their_single_runs(family: str) -> None:
     engine = drafting_engine(family)
     alone = replies_to(engine, REQUESTS)
@@ -189,28 +189,27 @@ def in_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("in_step")
 @pytest.mark.parametrize("family", ["qwen3", *FAMILIES])
 def test_cancel_anywhere_and_go_on(family: str) -> None:
-    """After every possible number of events: the session answers the same prompt, another one, and a longer one."""
+    """After every possible number of events the session answers the same prompt, another one, or a longer one."""
     engine = drafting_engine(family)
     config = d2.GenerationConfig(max_tokens=8, prefill_chunk=14)
     brief = d2.GenerationConfig(max_tokens=5)
     whole = list(d2.stream_generate(engine, LONG, config))
     expected = [d2.generate(engine, turn, brief).token_ids for turn in (LONG, PROMPT)]
     for count in range(1, len(whole)):
-        for number in (count % 2, 2):
-            session = d2.new_session(engine)
-            stream = d2.stream_generate(engine, LONG, config, session=session)
-            for _ in range(count):
-                next(stream)
-            stream.close()
-            assert owner().call(lambda session=session: (session.busy, session.finish_reason)) == (False, "cancelled")
-            known, position = list(session.tokens), session.position
-            assert len(known) - position in (0, 1), "tokens that were never read must not count as known"
-            turn = [LONG, PROMPT, [*known, 4]][number]
-            wanted = expected[number] if number < 2 else d2.generate(engine, turn, brief).token_ids
-            again = d2.generate(engine, turn, brief, session=session)
-            assert again.token_ids == wanted, f"after {count} events, turn {number}"
-            if number == 2 and position >= len(LONG):  # a half-read prompt may lack context rows for a shorter one
-                assert again.stats.cached_tokens == position, "the longer turn goes on from what was kept"
+        session, number = d2.new_session(engine), count % 3
+        stream = d2.stream_generate(engine, LONG, config, session=session)
+        for _ in range(count):
+            next(stream)
+        stream.close()
+        assert owner().call(lambda session=session: (session.busy, session.finish_reason)) == (False, "cancelled")
+        known, position = list(session.tokens), session.position
+        assert len(known) - position in (0, 1), "tokens that were never read must not count as known"
+        turn = [LONG, PROMPT, [*known, 4]][number]
+        wanted = expected[number] if number < 2 else d2.generate(engine, turn, brief).token_ids
+        again = d2.generate(engine, turn, brief, session=session)
+        assert again.token_ids == wanted, f"after {count} events, turn {number}"
+        if number == 2 and position >= len(LONG):  # a half-read prompt may lack context rows for a shorter one
+            assert again.stats.cached_tokens == position, "the longer turn goes on from what was kept"
 
 
 @pytest.mark.usefixtures("in_step")

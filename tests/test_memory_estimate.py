@@ -21,7 +21,7 @@ from dflash2_mlx.session import DFlash2Session, Request
 from dflash2_mlx.shapes import target_shape
 from dflash2_mlx.stats import RoundResult
 from tests.published import DFLASH2
-from tests.runs import lively_target
+from tests.runs import lively_target, thinned
 from tests.tiny import TARGET_CONFIGS, drafter_config, make_mlx_model, make_tiny_drafter, save_drafter, save_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,8 +108,7 @@ def test_what_a_loaded_pair_takes(tmp_path: Path, bits: int | None) -> None:
     assert counted <= taken <= counted + 48_000, "small vectors kept twice, and what the allocator rounds up"
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "muse_glimmer"])
-@pytest.mark.parametrize("length", [300, 4000])
+@pytest.mark.parametrize(("family", "length"), thinned(["qwen3", "qwen3_5", "muse_glimmer"], [300, 4000]))
 def test_caches_and_peak_of_a_long_prompt(family: str, length: int) -> None:
     session = DFlash2Session(lively_target(family), make_tiny_drafter(sliding_window=64))
     estimate = memory_estimate(

@@ -5,7 +5,11 @@ import time
 import pytest
 
 import dflash2_mlx as d2
+from dflash2_mlx.runtime import owner
+from dflash2_mlx.targets.registry import make_target
+from tests.engines import tiny_engine
 from tests.pairs import bootstrap_pair
+from tests.tiny import TARGET_CONFIGS, make_mlx_model
 
 PROMPT = "import os\nimport sys\n\n\ndef main(argv=None):\n"
 
@@ -39,7 +43,9 @@ def test_waiting_for_a_slow_reader_is_not_decoding(engine):
     assert last.stats.decode_s < pause_s / 2
 
 
-def test_a_limit_that_the_context_shortens_is_said(engine):
+def test_a_limit_that_the_context_shortens_is_said():
+    config = {**TARGET_CONFIGS["qwen3"], "max_position_embeddings": 64}
+    engine = tiny_engine(target=owner().call(lambda: make_target(make_mlx_model(config), config)))
     ids = [5] * (engine.context_length - 10)
     session = d2.new_session(engine)  # reads the prompt once
     result = d2.generate(engine, ids, d2.GenerationConfig(max_tokens=100), session=session)

@@ -58,7 +58,7 @@ def converse(session: DFlash2Session, drafter: ScriptedDrafter, chance: random.R
 
 @pytest.mark.parametrize(("family", "tight"), thinned([*CRITICAL, "qwen3"], [False, True]))
 def test_random_conversations(family, tight, monkeypatch):
-    hold_conversations(family, tight, monkeypatch, seed=1, replies=12)
+    hold_conversations(family, tight, monkeypatch, seed=1, replies=9)
 
 
 @pytest.mark.slow

@@ -33,8 +33,7 @@ def check(session: Session, reply: Reply, plain: tuple[int, ...], limit: int, st
     assert assert_state_of(session, [*PROMPT, *plain]) == session.position == N + length - 1
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, None])
-@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
+@pytest.mark.parametrize(("family", "schedule"), thinned(["qwen3_5", "muse_glimmer"], [*SCHEDULES, None]))
 def test_a_stop_at_each_place_of_the_first_two_blocks(family, schedule):
     plain = lively_reply(family)
     for place in range(2 * BLOCK + 1):  # 0 is the token of the prefill pass

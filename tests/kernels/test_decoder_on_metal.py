@@ -23,13 +23,14 @@ from dflash2_mlx.load import Engine
 from dflash2_mlx.runtime import owner
 from tests.engines import scripted_engine, tiny_engine
 from tests.pairs import bootstrap_pair
-from tests.runs import PROMPT, lively_reply, lively_target
+from tests.runs import PROMPT, lively_reply, lively_target, thinned
 from tests.tiny import make_tiny_drafter
 
 from .msl.build import Builder
 from .msl.emulator import Emulator
 
 # Those of the drafter's own operations; the products of linear layers have test_row_layers_on_metal.py.
+MODELS = [("qwen3_5", "4bit"), ("muse_glimmer", "f32")]
 DRAFTING = tuple(name for name in KERNELS if not name.startswith("qmm_"))
 CODE = "import os\n\n\ndef main(argv=None):\n"
 
@@ -71,9 +72,10 @@ def test_the_embedded_pair(twins: list[list[int]], metal: None) -> None:
     assert_all_ran(but=("gated_delta_verify",))
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("family", "kind"), [("qwen3_5", "4bit"), ("muse_glimmer", "f32")])
-def test_tiny_pairs_of_other_families(family: str, kind: str, dtype: mx.Dtype, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("model", "dtype"), thinned(MODELS, [mx.bfloat16, mx.float32]))
+def test_tiny_pairs_of_other_families(model: tuple[str, str], dtype: mx.Dtype, request: pytest.FixtureRequest) -> None:
+    family, kind = model
+
     def build() -> Engine:
         drafter = make_tiny_drafter(vocab_size=211)
         drafter.set_dtype(dtype)

@@ -8,6 +8,7 @@ import pytest
 
 from dflash2_mlx.kernels import _metal, dynamic_conv
 from tests.reference import conv as reference
+from tests.runs import thinned
 
 # (channels, taps, channels per group): odd sizes apart from each other, then the shape of a published drafter.
 SHAPES = [(12, 2, 3), (20, 3, 5), (6, 4, 1), (10, 1, 10), (8, 5, 4), (64, 2, 16), (5120, 2, 16)]
@@ -39,9 +40,7 @@ def by_loops(x: mx.array, base: mx.array, delta: mx.array, side: int) -> np.ndar
     return np.stack([reference.convolve(values, wide(base)[side], change, group) for values, change in rows])
 
 
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES[:-1])
+@pytest.mark.parametrize(("shape", "dtype", "side"), thinned(SHAPES[:-1], DTYPES, [0, 1]))
 def test_equals_the_scalar_loops(on_metal, shape, dtype, side):
     for batch, rows in ((1, 1), (3, 5), (2, 16)):
         arrays = inputs(batch, rows, shape, dtype, seed=rows)

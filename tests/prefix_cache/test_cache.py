@@ -18,7 +18,7 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.runtime import owner
 from tests.engines import settled_bytes, tiny_engine
-from tests.runs import CRITICAL, PROMPT, lively_target
+from tests.runs import PROMPT, lively_target, slow_unless, thinned
 from tests.tiny import make_tiny_drafter
 
 FIRST = [*PROMPT, *range(30, 51)]
@@ -58,7 +58,16 @@ def assert_same(
 
 @pytest.mark.parametrize(
     ("family", "config"),
-    [*((family, CONFIG) for family in (*CRITICAL, "qwen3")), ("qwen3_5", PLAIN), ("muse_glimmer", PLAIN)],
+    [
+        ("qwen3_5", CONFIG),
+        ("muse_glimmer", CONFIG),
+        ("qwen3", CONFIG),
+        ("qwen3_5", PLAIN),
+        *(
+            slow_unless(False, *case)
+            for case in (("qwen3_5_moe", CONFIG), ("llama_sliding", CONFIG), ("muse_glimmer", PLAIN))
+        ),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.mode,
 )
 def test_turns_repeats_and_branches(family: str, config: d2.GenerationConfig, tmp_path: Path) -> None:
@@ -93,8 +102,7 @@ def assert_same_after_restart(engine: d2.Engine, prompt: list[int], config: d2.G
     return stats.cached_tokens
 
 
-@pytest.mark.parametrize("kind", ["4bit", "bf16"])
-@pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
+@pytest.mark.parametrize(("family", "kind"), thinned(["qwen3_5", "muse_glimmer"], ["4bit", "bf16"]))
 def test_other_formats_and_their_way_to_disk(family: str, kind: str, tmp_path: Path) -> None:
     engine, cache = engine_of(family, kind), d2.PrefixCache(disk=tmp_path)
     reply = assert_same(engine, FIRST, CONFIG, 0, prefix_cache=cache)

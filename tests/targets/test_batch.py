@@ -10,7 +10,7 @@ import pytest
 from dflash2_mlx import buffers
 from dflash2_mlx.drafter.context import DrafterContext
 from dflash2_mlx.targets.caches import TargetState
-from tests.runs import FAMILIES, assert_same_bits, formats, lively_target
+from tests.runs import FAMILIES, assert_same_bits, formats, lively_target, thinned
 from tests.tiny import make_tiny_drafter
 
 BLOCK = 5
@@ -28,15 +28,15 @@ def padded(sequences: list[list[int]]) -> mx.array:
     return mx.array([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences], dtype=mx.int32)
 
 
-@pytest.fixture(params=[False, True], ids=["ordinary", "tight"])
-def room(request, monkeypatch):
+@pytest.fixture
+def room(tight, monkeypatch):
     """With little spare room the sliding buffers of all sequences move at once."""
-    if request.param:
+    if tight:
         monkeypatch.setattr(buffers, "GROWTH", 3)
         monkeypatch.setattr(buffers, "_SMALL", 2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "tight"), thinned(FAMILIES, [False, True]))
 def test_a_ragged_batch_equals_single_runs(family, room):
     kind = formats(family)[len(family) % len(formats(family))]
     target, chance = lively_target(family, kind), random.Random(len(family))

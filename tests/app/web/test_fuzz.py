@@ -97,4 +97,4 @@ def test_a_little_of_everything(server: Running, name: str, mode: GenerationMode
 @MODES
 @pytest.mark.parametrize("name", NAMES)
 def test_much_of_everything(server: Running, name: str, mode: GenerationMode) -> None:
-    fuzz(server, name, mode, 400, repeatable=False)
+    fuzz(server, name, mode, 100, repeatable=False)
