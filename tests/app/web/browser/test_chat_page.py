@@ -267,6 +267,11 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     page.get_by_role("button", name="Settings").click()
     expect(page.get_by_label("System prompt")).to_be_focused()
     shot(page, "chat-phone-settings")
+    page.get_by_label("System prompt").press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.closest('.middle')") is None, "what is covered is out of reach"
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
 
 
 def test_scripts_formulas_and_wide_tables(page: Page, chats: Running, store: ChatStore) -> None:

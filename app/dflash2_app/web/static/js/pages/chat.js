@@ -50,11 +50,10 @@ class ChatPage {
     this.conversation.scroller.prepend(this.welcome);
     this.backdrop = el("div.backdrop", { hidden: true, onclick: () => this.drawer(false) });
     root.className = "chat";
-    root.append(this.sidebar.node, this.backdrop,
-      el("section.middle", { "aria-label": "Chat" },
-        el("header.bar-top", {}, this.listButton, this.heading, this.picker.node, this.settingsButton),
-        this.conversation.node, this.composer.node),
-      this.settings);
+    this.middle = el("section.middle", { "aria-label": "Chat" },
+      el("header.bar-top", {}, this.listButton, this.heading, this.picker.node, this.settingsButton),
+      this.conversation.node, this.composer.node);
+    root.append(this.sidebar.node, this.backdrop, this.middle, this.settings);
   }
 
   async begin(id, model) {
@@ -244,13 +243,20 @@ class ChatPage {
     node.inert = over && !open;
     this.backdrop.hidden = !(open && over);
     this.listButton.setAttribute("aria-expanded", String(open && over));
+    this.cover();
     if (open && over) this.sidebar.search.focus();
     else if (was) this.listButton.focus();
+  }
+
+  /** What lies below an open list or panel is out of reach, also for the keyboard. */
+  cover() {
+    this.middle.inert = this.narrow.matches && (this.sidebar.node.classList.contains("open") || !this.settings.hidden);
   }
 
   panel(open) {
     this.settings.hidden = !open;
     this.settingsButton.setAttribute("aria-expanded", String(open));
+    this.cover();
     if (open) this.controls.system.input.focus();
     else this.settingsButton.focus();
   }
