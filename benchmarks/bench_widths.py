@@ -11,12 +11,13 @@ import argparse
 from collections.abc import Sequence
 
 from dflash2_mlx.costs import PassCosts
-from dflash2_mlx.widths import Adaptive, Fixed
+from dflash2_mlx.widths import Adaptive
 from tests.width_traces import (
     BLOCK,
     HELD_OUT,
     LENGTH,
     TUNING,
+    Fixed,
     Trace,
     all_tables,
     change,

@@ -7,13 +7,16 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
 """
 
 from .compare import Verdict, compare_runs
-from .config import DrafterConfig, GenerationConfig, SamplingConfig
+from .config import GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .conversation import Conversation, ThinkingMarks
 from .convert import Conversion, convert_drafter
 from .counting import count_prompt_tokens
 from .describe import ModelFacts, describe_config
+from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
+from .dtypes import load_precision
+from .embedded import embedded_pair
 from .errors import (
     CheckpointError,
     ConfigError,
@@ -27,7 +30,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .generate import collect, generate, new_session, stream_generate
-from .load import Engine, load, load_drafter, load_precision
+from .load import Engine, load, load_drafter
 from .loop import Session
 from .memory import MemoryEstimate, Precision, memory_estimate
 from .pairing import check_pair, check_pairing
@@ -80,6 +83,7 @@ __all__ = [
     "convert_drafter",
     "count_prompt_tokens",
     "describe_config",
+    "embedded_pair",
     "generate",
     "load",
     "load_drafter",

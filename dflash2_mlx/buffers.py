@@ -38,7 +38,7 @@ class RowView:
         self.keys, self.values, self.base, self.sink = list(keys), list(values), base, sink
 
     def write(self, layer: int, keys: mx.array, values: mx.array, start: mx.array) -> tuple[mx.array, mx.array]:
-        """As `RowBuffers.write`."""
+        """As `RowBuffers.write`; it returns the layer's whole buffers, [B, Hkv, capacity, Dh] each."""
         at = _index_of(start, self.base, self.sink)
         self.keys[layer] = _put_rows(self.keys[layer], keys, at)
         self.values[layer] = _put_rows(self.values[layer], values, at)
@@ -185,6 +185,7 @@ class RowBuffers:
         return (distance >= 0) & (distance < self.window)
 
     def arrays(self) -> list[mx.array]:
+        """The buffers of all layers, keys first."""
         return [*self.keys, *self.values]
 
 

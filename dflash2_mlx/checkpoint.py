@@ -1,6 +1,6 @@
 """Where a checkpoint's files are: a folder, or a Hub repository that is fetched or found in the cache.
 
-Owns: the difference between a folder and a Hub id, and the reading of `config.json`. Knows no model.
+Owns: the difference between a folder and a Hub id, and the reading of its JSON files. Knows no model.
 """
 
 from __future__ import annotations
@@ -51,14 +51,29 @@ def _find(source: str | Path, what: str, download: Callable[[], Path]) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Parse `config.json` of a checkpoint folder."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: got no config.json, expected a checkpoint folder") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: got {type(config).__name__}, expected a JSON object")
+    """Parse `config.json` of a checkpoint folder.
+
+    Raises:
+        CheckpointError: there is none, or it is no JSON object.
+    """
+    config = read_object(folder / "config.json")
+    if config is None:
+        raise CheckpointError(f"{folder}: got no config.json, expected a checkpoint folder")
     return config
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Parse a file that holds a JSON object; None where there is no such file.
+
+    Raises:
+        CheckpointError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: got {type(found).__name__}, expected a JSON object")
+    return found

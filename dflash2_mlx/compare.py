@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from .config import GenerationConfig
-from .generate import GenerationResult
 from .load import Engine
+from .results import GenerationResult
 from .runtime import owner
 from .text import Prompt, render_prompt
 
@@ -32,6 +32,7 @@ class Verdict:
     speedup: float | None
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
         return {"identical": self.identical, "first_difference": self.first_difference, "speedup": self.speedup}
 
 

@@ -19,10 +19,11 @@ import jinja2.meta
 
 from .config import GenerationConfig
 from .errors import PromptError
-from .generate import GenerationEvent, new_session, stream_generate
+from .generate import new_session, stream_generate
 from .load import Engine
 from .loop import Session
 from .prefix_cache import PrefixCache
+from .results import GenerationEvent
 from .text import REPLACEMENT, RenderedPrompt, common_length, prompt_end, render_prompt
 
 _TRAINING_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # marks a reply for training; not jinja2's own

@@ -23,7 +23,7 @@ from huggingface_hub.repocard import metadata_load
 from mlx.utils import tree_flatten
 
 from .checkpoint import find_card, find_config, find_files, read_config
-from .config import DrafterConfig
+from .drafter.config import DrafterConfig
 from .errors import CheckpointError, LicenceError, SettingError
 from .runtime import owner
 from .weights import check_draft_bits, check_drafter_files, quantize_drafter, read_drafter
@@ -150,9 +150,8 @@ def _write_config(folder: Path, raw: Mapping[str, Any], bits: int, group_size: i
 
 def _card_text(facts: Mapping[str, Any], before: int, after: int) -> str:
     head = ["library_name: mlx"]
-    if (
-        not Path(facts["source"]).expanduser().is_dir()
-    ):  # the Hub links it; a folder of this machine means nothing there
+    # The Hub links it; a folder of this machine means nothing there.
+    if not Path(facts["source"]).expanduser().is_dir():
         head += [f"base_model: {json.dumps(facts['source'])}", "base_model_relation: quantized"]
     if facts["licence"] is not None:
         head.insert(0, f"license: {json.dumps(facts['licence'])}")

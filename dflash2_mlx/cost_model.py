@@ -13,9 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .chips import Chip
-from .config import DrafterConfig
+import mlx.core as mx
+
+from .chips import Chip, this_chip
 from .costs import CONTEXT, PassCosts
+from .drafter.config import DrafterConfig
+from .kernels._dispatch import dispatcher
 from .kernels.qmm_forms import (
     LONE_ROW,
     PADDED_SHARE,
@@ -25,6 +28,7 @@ from .kernels.qmm_forms import (
     unit_operations,
 )
 from .kernels.qmm_forms import MOST_ROWS as MOST_OWN_ROWS
+from .layout import on_cpu
 from .memory import Precision, drafter_packing, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
 from .weights import expected_shapes
@@ -177,6 +181,24 @@ def predict(
             passes = sum(linear_s(part, count, chip, rates, own) for part in work.drafter)
             draft[count] = passes + linear_s(work.head, count - 1, chip, rates, own) + _DRAFT_DISPATCHES * _DISPATCH_S
     return PassCosts(verify, draft, slope)
+
+
+def prior_costs(
+    target_config: Mapping[str, Any], drafter_config: DrafterConfig, precision: Precision
+) -> PassCosts | None:
+    """What passes of a pair should cost on this machine; None where its chip is not known, or MLX uses no GPU."""
+    if on_cpu() or not mx.metal.is_available():
+        return None
+    rows = range(1, drafter_config.block_size + 1)
+    return predict(workload(target_config, drafter_config, precision), this_chip(), own_kernels(), rows)
+
+
+def own_kernels() -> OwnKernels:
+    """Which few-row kernels of ours may run in this process."""
+    runs = dispatcher().wants_metal
+    return OwnKernels(
+        linear=runs("qmm_rows"), attention=runs("few_row_attention"), recurrent=runs("gated_delta_verify")
+    )
 
 
 def linear_s(part: Matrices, rows: int, chip: Chip, rates: Rates, own: OwnKernels) -> float:

@@ -1,7 +1,7 @@
 """What a pass costs by its number of rows, and the verify width that pays.
 
-Owns: measured times of target and draft passes, where a pair's costs come from, the expected tokens of a block, and
-the choice between widths. What a chip should need by arithmetic is `cost_model`'s.
+Owns: which passes of target and drafter are timed (`timing` says how), where a pair's costs come from, the expected
+tokens of a block, and the choice between widths. What a chip should need by arithmetic is `cost_model`'s.
 Knows nothing of sessions: passes are run on a state of their own and never committed. All functions run on the
 thread that owns MLX.
 
@@ -11,11 +11,10 @@ Reference: DFlash 2 specification 6.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 
@@ -23,16 +22,13 @@ from .drafter.model import DraftModel
 from .errors import ConfigError
 from .kernels._contest import Chain
 from .targets.base import Target
+from .timing import MOST_PASSES, at_once, long_enough, timing_in_turns
 
 MOST_ROWS = 16
 CONTEXT = 128  # committed rows the measured passes look back on
-LONG_ENOUGH_S = 0.05  # what a chain of passes should take
-_MOST_PASSES = 16
 _REPEATS = 3
 
 Key = tuple[str, int]  # "verify", "deep" or "draft", rows
-Name = TypeVar("Name", bound=Hashable)
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class PassCosts:
         return cls(*(_table(raw, name) for name in ("verify_s", "draft_s", "per_position_s")))
 
 
-def is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Whether a value of a file is a time: a number, not below 0, and one that a float can hold."""
     # The bound is asked of the number as it is: a whole one may be more than a float can hold.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
@@ -149,7 +145,7 @@ def measure_costs(
 
     Each pass waits for the one before it, on the device; the host reads only the end of a chain.
     """
-    return _at_once(measuring_costs(target, drafter, rows))
+    return at_once(measuring_costs(target, drafter, rows))
 
 
 def measuring_costs(
@@ -197,12 +193,7 @@ def seconds_to_measure(known: PassCosts, drafter: DraftModel | None, rows: Itera
 
 def _chain_s(seconds: float) -> float:
     """Of one chain of passes: tried twice, then run."""
-    return (2 + _REPEATS * _long_enough(seconds, _MOST_PASSES)) * seconds
-
-
-def _long_enough(seconds: float, most: int) -> int:
-    """Passes of a run that is long enough, where one takes so many seconds."""
-    return max(1, min(most, round(LONG_ENOUGH_S / max(seconds, 1e-9))))
+    return (2 + _REPEATS * long_enough(seconds, MOST_PASSES)) * seconds
 
 
 def _widths(drafter: DraftModel | None, rows: Iterable[int]) -> list[int]:
@@ -237,62 +228,6 @@ def gains(costs: PassCosts, acceptance: Sequence[float | None]) -> list[WidthGai
 def best_gain(found: Sequence[WidthGain]) -> WidthGain:
     """The fastest; of equals the narrowest. Width 1 means that drafting does not pay here."""
     return max(found, key=lambda gain: (gain.speedup, -gain.width))
-
-
-def time_in_turns(chains: Mapping[Name, Chain], repeats: int) -> dict[Name, list[float]]:
-    """Seconds of one pass of each chain, `repeats` times in turns: a slow moment of the machine hits all alike."""
-    return _at_once(timing_in_turns(chains, repeats))
-
-
-def _at_once(slices: Generator[None, None, Result]) -> Result:
-    """The result of work in slices, without pauses."""
-    while True:
-        try:
-            next(slices)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-
-def timing_in_turns(
-    chains: Mapping[Name, Chain], repeats: int, *, most: int = _MOST_PASSES, limit_s: float | None = None
-) -> Generator[None, None, dict[Name, list[float]]]:
-    """`time_in_turns` in slices: one chain is run, or tried, between two pauses.
-
-    Args:
-        most: passes of one run.
-        limit_s: after so many seconds no further turn begins; there is always one.
-    """
-    passes: dict[Name, int] = {}
-    spent = 0.0
-    for key, chain in chains.items():
-        passes[key], took = _enough_passes(chain, most)
-        spent += took
-        yield
-    seconds: dict[Name, list[float]] = {key: [] for key in chains}
-    for turn in range(repeats if chains else 0):
-        if turn and limit_s is not None and spent >= limit_s:
-            break
-        order = list(chains)
-        for key in order[turn % len(order) :] + order[: turn % len(order)]:
-            took = _timed(chains[key], passes[key])
-            spent += took
-            seconds[key].append(took / passes[key])
-            yield
-    return seconds
-
-
-def _enough_passes(chain: Chain, most: int) -> tuple[int, float]:
-    """Passes of a run that is long enough, and the seconds it took to find that out."""
-    first = _timed(chain, 1)  # compiles, and allocates what is reused
-    second = _timed(chain, 1)
-    return _long_enough(second, most), first + second
-
-
-def _timed(chain: Chain, passes: int) -> float:
-    began = time.perf_counter()
-    mx.eval(chain(passes))
-    return time.perf_counter() - began
 
 
 def target_chain(target: Target, rows: int) -> Chain:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .config import DFLASH1, DFLASH2, DrafterConfig
+from .drafter.config import DFLASH1, DFLASH2, DrafterConfig
 from .errors import ConfigError, UnsupportedModelError
 from .targets.config import check_target
 from .targets.registry import FAMILIES, describe_quantization, family_of, text_config

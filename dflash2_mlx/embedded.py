@@ -9,3 +9,8 @@ _FOLDER = Path(__file__).parent / "data" / "mini"
 MINI_TARGET = _FOLDER / "target"
 MINI_DRAFTER = _FOLDER / "drafter"
 MINI_PROMPTS = _FOLDER / "prompts.jsonl"
+
+
+def embedded_pair() -> tuple[Path, Path]:
+    """Folders of the target and the drafter that `load("mini")` takes."""
+    return MINI_TARGET, MINI_DRAFTER

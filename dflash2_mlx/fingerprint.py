@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 _SAMPLES = 8  # stretches of each weight file that are looked at
 _STRETCH = 4096
@@ -22,7 +21,7 @@ def unique_fingerprint() -> str:
     return f"unnamed-{uuid.uuid4().hex}"
 
 
-def fingerprint(folders: Iterable[Path], *facts: Any) -> str:
+def fingerprint(folders: Iterable[Path], *facts: object) -> str:
     """Name of the models in these folders, loaded in the way the facts say.
 
     Weight files are known by size, time of change, header and a few stretches: reading all of them would take as long

@@ -8,8 +8,6 @@ same call is faster for one row too. Values are untouched. The GPU's kernels wan
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -19,7 +17,7 @@ def on_cpu() -> bool:
     return mx.default_device() == mx.Device(mx.cpu)
 
 
-def store_for_device(model: Any) -> None:
+def store_for_device(model: nn.Module) -> None:
     """Evaluate a model's parameters, with dense matrices input-major where the CPU runs them."""
     if on_cpu():
         for module in model.modules():

@@ -38,6 +38,8 @@ class Session:
         self._pending: deque[QueuedPass] = deque()
         self._request: Request | None = None
         self._generated = 0
+        self._last_count = 0  # tokens of the result read last
+        self._shared: mx.array | None = None  # noise that the next round's draft was drawn with, where it is shared
 
     @property
     def busy(self) -> bool:
@@ -138,7 +140,7 @@ class Session:
         self.state = snapshot.state.copy()
         self._restore_context(snapshot.context)
 
-    # Prefill.
+    # What it remembers.
 
     def extent(self) -> Extent:
         """What is remembered, as a prefix cache compares it."""
@@ -172,6 +174,8 @@ class Session:
         """Forget everything."""
         self.state = self.target.new_state(1)
         self.tokens, self.position = [], 0
+
+    # Prefill.
 
     def _prefill_chunk(self, request: Request) -> None:
         start = self.position
@@ -286,18 +290,19 @@ class Session:
 
     # What a drafting session adds.
 
-    _shared: mx.array | None = None
-
     def _prepare(self, request: Request) -> None:
         """Called when a request begins, after the state was brought to the shared prefix."""
 
     def _taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs a round's pass hands out."""
         return ()
 
     def _prefill_taps(self, end: int) -> tuple[int, ...]:
+        """The same of the prompt chunk that ends before position `end`."""
         return ()
 
     def _draft(self, request: Request) -> Proposal | None:
+        """What the next round verifies; None for a round of plain decoding."""
         return None
 
     def _keep_context(self, taps: mx.array | None, start: int, end: int) -> None:

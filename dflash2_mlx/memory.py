@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .buffers import GROWTH
-from .config import DrafterConfig
+from .drafter.config import DrafterConfig
 from .errors import ConfigError
 from .shapes import FULL, RECURRENT, SLIDING, TargetShape, target_shape
 from .targets.caches import REMEMBERED_PASSES
+from .values import check_integer
 from .weights import QUANTIZED_ON_LOAD, expected_shapes
 
 PREFILL_CHUNK = 512
@@ -50,8 +51,7 @@ class Precision:
     dequantized: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("target_bytes", "drafter_bytes"):
-            value = {"target_bytes": self.target_bytes, "drafter_bytes": self.drafter_bytes}[name]
+        for name, value in (("target_bytes", self.target_bytes), ("drafter_bytes", self.drafter_bytes)):
             if value not in (_HALF, _SINGLE):
                 raise ConfigError(f"{name}: got {value!r}, expected 2 or 4")
 
@@ -104,8 +104,7 @@ def memory_estimate(
     Raises:
         ConfigError, UnsupportedModelError: a config that cannot be a target's or a drafter's, or a bad context.
     """
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise ConfigError(f"context: got {context!r}, expected an integer >= 1")
+    check_integer("context", context, 1)
     held = precision or Precision()
     shape = target_shape(target_config)
     drafter = drafter_config
@@ -138,8 +137,12 @@ def own_bytes(name: str, width: int) -> int:
     return _SINGLE if name.endswith("A_log") else width  # decay stays float32
 
 
-def packing(name: str, dims: tuple[int, ...], quantization: Any) -> tuple[int, int] | None:
-    """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain."""
+def packing(name: str, dims: tuple[int, ...], quantization: object) -> tuple[int, int] | None:
+    """(bits, group size) of one tensor of a quantized checkpoint, or None where it is kept plain.
+
+    Raises:
+        ConfigError: the config's `quantization` names no bits and group size for it.
+    """
     if not isinstance(quantization, Mapping) or len(dims) < 2 or "conv1d" in name:
         return None
     module = name.removesuffix(".weight")

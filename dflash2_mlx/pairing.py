@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import find_config, find_files, read_config
-from .config import DFLASH1, DFLASH2, DrafterConfig
+from .drafter.config import DFLASH1, DFLASH2, DrafterConfig
 from .errors import ConfigError, PairError
 from .targets.config import check_target
 from .targets.registry import text_config
@@ -22,7 +22,12 @@ _DRAFTER_ARCHITECTURES = (DFLASH2, *DFLASH1)
 
 
 def check_target_config(config: Mapping[str, Any]) -> None:
-    """Refuse what cannot be a target, before its weights are looked at."""
+    """Refuse what cannot be a target, before its weights are looked at.
+
+    Raises:
+        PairError: it is a drafter.
+        ConfigError, UnsupportedModelError: as `check_target`.
+    """
     architectures = config.get("architectures") or []
     for name in architectures:
         if name in _DRAFTER_ARCHITECTURES:

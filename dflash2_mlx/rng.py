@@ -44,7 +44,7 @@ def uniform(keys: mx.array, purpose: Purpose, positions: mx.array, count: int) -
 
 
 def gumbel(keys: mx.array, purpose: Purpose, positions: mx.array, count: int) -> mx.array:
-    """Standard Gumbel noise, shaped like `uniform`; argmax(log p + noise) draws from p."""
+    """Standard Gumbel noise, arguments and shape as of `uniform`; argmax(log p + noise) draws from p."""
     # The largest numbers decide, and float32 uniforms are 256 times finer near 0 than near 1: so log1p, not log.
     smallest = 1e-10  # keeps log(0) out; below the smallest uniform that is not 0 (2**-32)
     return -mx.log(mx.maximum(-mx.log1p(-uniform(keys, purpose, positions, count)), smallest))

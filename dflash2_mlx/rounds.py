@@ -86,6 +86,7 @@ def host_row(array: mx.array) -> list[Any]:
 
 
 def read_log_probs(tokens: list[int], queued: QueuedPass) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities of a pass's emitted tokens, of one sequence; empty where none were asked for."""
     if queued.logprobs is None:
         return ()
     own, ids, values = (host_row(array) for array in queued.logprobs)

@@ -64,6 +64,7 @@ class RowsEmbedding(nn.QuantizedEmbedding):
         self.train(layer.training)
 
     def as_linear(self, x: mx.array) -> mx.array:
+        """The table as a head: [..., D] to [..., V]."""
         return _multiply(self, x)
 
     def packed(self) -> Packed:
@@ -104,7 +105,7 @@ def row_layers(model: nn.Module) -> Iterator[tuple[str, RowLayer]]:
 
 
 def trainable_product(layer: nn.Module, hidden: mx.array) -> mx.array:
-    """What a head computes, by operations that have a gradient."""
+    """What a head computes of [..., D] rows, by operations that have a gradient."""
     if isinstance(layer, RowsLinear | RowsEmbedding):
         return stock_product(hidden, layer.packed())
     table = isinstance(layer, nn.Embedding | nn.QuantizedEmbedding)
@@ -112,7 +113,7 @@ def trainable_product(layer: nn.Module, hidden: mx.array) -> mx.array:
     return output
 
 
-def check_exactness(model: Any, *, tied: bool) -> None:
+def check_exactness(model: nn.Module, *, tied: bool) -> None:
     """Refuse a model that has products which exactness does not cover.
 
     Args:

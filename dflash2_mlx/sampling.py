@@ -31,6 +31,7 @@ class TokenHistory:
 
     @classmethod
     def empty(cls, batch: int, vocab_size: int) -> TokenHistory:
+        """Of sequences of which nothing is known yet."""
         return cls(mx.zeros((batch, vocab_size), dtype=mx.bool_), mx.zeros((batch, vocab_size), dtype=mx.int32))
 
     def rows(self, proposal: mx.array) -> mx.array:
@@ -146,5 +147,8 @@ def _log_softmax(values: mx.array) -> mx.array:
 
 
 def token_log_probs(logits: mx.array) -> mx.array:
-    """Log-probabilities reported to users: log-softmax after bias and penalties, before temperature and cuts."""
+    """Log-probabilities reported to users, [..., V] as the logits are.
+
+    They are those after bias and penalties, before temperature and cuts.
+    """
     return _log_softmax(logits)

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigError
 from .targets.config import check_target
 from .targets.registry import family_of, text_config
+from .values import check_integer
 
 FULL, SLIDING, RECURRENT = "full", "sliding", "recurrent"
 _HYBRID = ("qwen3_5", "qwen3_5_moe")
@@ -96,9 +96,7 @@ class _Reader:
         value = self.text.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"target {key}: got {value!r}, expected an integer")
-        return value
+        return check_integer(f"target {key}", value, 0)
 
     def _recurrent(self, *keys: str) -> int:
         """Product of sizes of a gated-delta layer; 0 in families that have none."""

@@ -97,6 +97,7 @@ class SessionSnapshot:
 
     @property
     def extent(self) -> Extent:
+        """What it can serve of a prompt."""
         return extent_of(self.tokens, self.position, self.state, self.context)
 
     def arrays(self) -> list[mx.array]:

@@ -113,12 +113,14 @@ class GenerationStats:
 
     @property
     def acceptance_length(self) -> float | None:
+        """Committed tokens per round, mean over rounds; None where nothing was drafted."""
         if not self.rounds or not self.drafted_tokens:
-            return None  # plain decoding has no acceptance
+            return None
         return self.committed_tokens / self.rounds
 
     @property
     def acceptance_by_position(self) -> list[float | None]:
+        """By drafted position, the share of rounds that accepted it, of those that tried it; None where none did."""
         pairs = zip(self.reached[1:], self.tried, strict=True)
         shares = [kept / tried if tried else None for kept, tried in pairs]
         missing = (self.block_size or 1) - 1 - len(shares)

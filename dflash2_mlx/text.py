@@ -25,11 +25,26 @@ NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
 
 
 class Tokenizer(Protocol):
-    """What is needed of a Hugging Face tokenizer."""
+    """What turns text into tokens and back."""
 
-    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+    def encode(self, text: str, **kwargs: Any) -> list[int]:
+        """Token ids of a text."""
 
-    def decode(self, ids: Sequence[int], **kwargs: Any) -> str: ...
+    def decode(self, ids: Sequence[int], **kwargs: Any) -> str:
+        """Text of token ids; U+FFFD for bytes that are no character."""
+
+
+class ChatTokenizer(Tokenizer, Protocol):
+    """What is used of an engine's tokenizer, mlx-lm's `TokenizerWrapper`."""
+
+    has_chat_template: bool
+    has_thinking: bool
+    think_end: str
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **kwargs: Any
+    ) -> list[int]:
+        """Token ids of messages as the model's template writes them."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ class RenderedPrompt:
 
 
 def render_prompt(
-    tokenizer: Any,
+    tokenizer: ChatTokenizer,
     prompt: Prompt,
     *,
     chat_template: bool = True,
@@ -100,7 +115,7 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
 
 
-def prompt_end(tokenizer: Any, ids: Sequence[int]) -> str:
+def prompt_end(tokenizer: ChatTokenizer, ids: Sequence[int]) -> str:
     """The text at a prompt's end, without trailing blanks: enough of it to find a mark that opens or ends thinking.
 
     Args:
@@ -111,7 +126,10 @@ def prompt_end(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def _boundaries(
-    tokenizer: Any, messages: list[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None, ids: Sequence[int]
+    tokenizer: ChatTokenizer,
+    messages: list[Mapping[str, Any]],
+    template_kwargs: Mapping[str, Any] | None,
+    ids: Sequence[int],
 ) -> tuple[int, ...]:
     """Tokens that the whole prompt has in common with the system prompt alone, and with the messages alone."""
     found = set()
@@ -129,7 +147,7 @@ def _refuse_template_kwargs(template_kwargs: Mapping[str, Any] | None) -> None:
         raise PromptError(f"chat_template_kwargs: got {dict(template_kwargs)}, expected none: no chat template is used")
 
 
-def _without_template(tokenizer: Any, messages: list[Mapping[str, Any]], wanted: bool) -> RenderedPrompt:
+def _without_template(tokenizer: ChatTokenizer, messages: list[Mapping[str, Any]], wanted: bool) -> RenderedPrompt:
     if len(messages) != 1 or not wanted:
         raise PromptError(f"messages: got {len(messages)} messages, expected a plain prompt: no chat template is used")
     content = messages[0]["content"]

@@ -27,19 +27,6 @@ class WidthPolicy(Protocol):
         """A round was read: its width, and how many drafts the target agreed to. One round is always unread."""
 
 
-class Fixed:
-    """The same width in every round."""
-
-    def __init__(self, width: int):
-        self._width = width
-
-    def width(self) -> int:
-        return self._width
-
-    def learn(self, width: int, num_accepted: int) -> None:
-        pass
-
-
 class Acceptance:
     """Share of drafts accepted at each position, as rounds have shown it.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.context import DrafterContext
 from dflash2_mlx.drafter.model import DraftModel, Lender, Proposal
 from tests.tiny import drafter_config, drafter_weights

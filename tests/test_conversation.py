@@ -32,7 +32,6 @@ class MergingTokenizer:
 
     def __init__(self, pair: tuple[int, int]):
         self.pair = "".join(chr(0x100 + token) for token in pair)
-        self.keep_replies = True
 
     def encode(self, text: str, **_: Any) -> list[int]:
         return [ord(character) - 0x100 for character in text.replace(self.pair, chr(0x100 + MERGED))]

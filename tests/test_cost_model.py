@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.predict import tables
 from dflash2_mlx.chips import read_chip
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import Matrices, OwnKernels, linear_s, predict, rates_of, workload
 from dflash2_mlx.costs import CONTEXT
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.kernels.qmm_forms import MATRIX, STOCK, TILE, Product, modelled_costs
 from dflash2_mlx.memory import Precision
 from tests.published import DFLASH2

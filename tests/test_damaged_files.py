@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dflash2_mlx import DrafterConfig
-from dflash2_mlx.weights import expected_shapes, read_headers
+from dflash2_mlx.headers import read_headers
+from dflash2_mlx.weights import expected_shapes
 from tests.checkpoints import refused
 from tests.tiny import drafter_config, save_drafter
 
@@ -43,6 +44,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         bytes(range(256)) * 4,
         header(b"{"),
         header(b"\xff\xfe"),
+        pytest.param(header(b"[" * 100_000), id="nested"),
         header([1, 2]),
         header({"a": 3}),
         header({"a": None}),

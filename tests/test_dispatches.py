@@ -17,8 +17,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.drafter import model as drafter_module
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel, SlotNoise
 from dflash2_mlx.kernels import _dispatch
 from dflash2_mlx.kernels._dispatch import dispatcher

@@ -94,12 +94,12 @@ def test_an_unknown_word():
 
 
 def test_without_metal_it_is_refused_before_weights_are_read(monkeypatch):
-    monkeypatch.setattr(load_module, "_read_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr(load_module, "read_target", lambda *_, **__: pytest.fail("weights are read"))
     refused("exactness: got 'exact', expected 'fast': MLX has no Metal here")
 
 
 def test_targets_that_cannot_have_it(kernels, monkeypatch):
-    monkeypatch.setattr(load_module, "_read_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr(load_module, "read_target", lambda *_, **__: pytest.fail("weights are read"))
     refused(
         "exactness: got 'exact', expected 'fast': target_dtype float32 unpacks the quantized weights",
         target_dtype="float32",
@@ -147,7 +147,7 @@ def test_matrices_beside_a_linear_layer_are_found(kernels):
 
 def test_blocks_beyond_what_it_covers(kernels, monkeypatch):
     monkeypatch.setattr(load_module, "EXACT_ROWS", 7)
-    monkeypatch.setattr(load_module, "_read_weights", lambda *_: pytest.fail("weights are read"))
+    monkeypatch.setattr(load_module, "read_target", lambda *_, **__: pytest.fail("weights are read"))
     refused("exactness: got 'exact', expected 'fast': the drafter's block_size is 8, more than 7 rows")
 
 

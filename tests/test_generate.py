@@ -14,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
+from dflash2_mlx.reply import ReplyJob
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.targets.registry import make_target
 from tests.engines import scripted_engine, settled_bytes, tiny_engine
@@ -181,7 +182,7 @@ def test_interleaved_streams_equal_their_single_runs(family: str) -> None:
 @pytest.fixture
 def in_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a reply run one event ahead of its reader, so that closing cancels at a known point."""
-    monkeypatch.setattr(sys.modules["dflash2_mlx.generate"], "_AHEAD", 1)
+    monkeypatch.setattr(sys.modules["dflash2_mlx.reply"], "_AHEAD", 1)
     monkeypatch.setattr(sys.modules["dflash2_mlx.runtime"], "_IDLE_S", 0.001)
     yield
 
@@ -262,9 +263,7 @@ def test_cancelling_a_reply_that_never_ran_leaves_the_running_one_alone() -> Non
     session = d2.new_session(engine)
     first = d2.stream_generate(engine, PROMPT, config, session=session)
     ids = [*next(first).token_ids]
-    module = sys.modules["dflash2_mlx.generate"]
-    rendered = module.render_prompt(engine.tokenizer, PROMPT)
-    owner().call(module._Reply(engine, rendered, SHORT, session, None, None).cancel)
+    owner().call(ReplyJob(engine, d2.render_prompt(engine.tokenizer, PROMPT), SHORT, session).cancel)
     ids += [token for event in first for token in event.token_ids]
     assert ids == d2.generate(engine, PROMPT, config).token_ids
 

@@ -10,7 +10,7 @@ from dflash2_mlx import ConfigError, GenerationConfig, SamplingConfig
 from tests.messages import says
 
 SAMPLING_RANGES = [
-    ("temperature", [0, 0.0, 0.7, 2], [-0.1, math.nan, math.inf, "1", None, True], "a"),
+    ("temperature", [0, 0.0, 0.7, 2], [-0.1, math.nan, math.inf, "1", None, True, 10**400], "a number >= 0"),
     ("top_p", [1, 0.01], [0, -0.5, 1.01, "0.9", None], "a"),
     ("top_k", [0, 1, 10**6], [-1, 1.5, "20", True, None], "an integer >= 0"),
     ("min_p", [0, 0.5, 1], [-0.1, 1.1, None], "a"),

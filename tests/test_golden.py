@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.weights import load_drafter_weights
 from tests.reference.drafter import ReferenceDrafter

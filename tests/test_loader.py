@@ -264,7 +264,7 @@ def test_every_supported_family_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("part", ["target", "drafter"])
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", b"\xff\xfe\x00", pytest.param("[" * 100_000, id="nested")])
 def test_a_damaged_config(own_pair, part, content):
     file = own_pair / part / "config.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())

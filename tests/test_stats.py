@@ -87,7 +87,7 @@ def test_nothing_is_a_rate_of_nothing() -> None:
 
 @dataclass
 class Clock:
-    """Stands in for the `time` module of generate.py."""
+    """Stands in for the `time` module of reply.py."""
 
     now: float = 100.0
 
@@ -132,7 +132,7 @@ class CountingTarget:
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> CountingTarget:
     counting = CountingTarget(lively_target(FAMILY))
-    monkeypatch.setattr(sys.modules["dflash2_mlx.generate"], "time", counting.clock)
+    monkeypatch.setattr(sys.modules["dflash2_mlx.reply"], "time", counting.clock)
     return counting
 
 

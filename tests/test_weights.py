@@ -95,7 +95,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
     refused(tmp_path, "'norm.weight'", "twice")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', pytest.param("[" * 100_000, id="nested")])
 def test_a_damaged_index_is_refused(tmp_path, text):
     shard(tmp_path, *fitting())
     (tmp_path / "model.safetensors.index.json").write_text(text)

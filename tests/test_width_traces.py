@@ -10,12 +10,13 @@ from functools import cache
 
 import pytest
 
-from dflash2_mlx.widths import Adaptive, Fixed
+from dflash2_mlx.widths import Adaptive
 from tests.runs import slow_unless
 from tests.width_traces import (
     BLOCK,
     HELD_OUT,
     TUNING,
+    Fixed,
     all_tables,
     as_text,
     fixed_speed,

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from dflash2_mlx.costs import PassCosts, expected_tokens
-from dflash2_mlx.widths import Acceptance, Adaptive, Fixed
-from tests.width_traces import BLOCK, change, cost_tables, level, made_up, simulate
+from dflash2_mlx.widths import Acceptance, Adaptive
+from tests.width_traces import BLOCK, Fixed, change, cost_tables, level, made_up, simulate
 
 Shares = Sequence[float]
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target

@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 
 from dflash2_mlx.chips import read_chip
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.cost_model import OwnKernels, predict, workload
 from dflash2_mlx.costs import PassCosts, expected_tokens
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.memory import Precision
 from dflash2_mlx.widths import WidthPolicy
 from tests.published import DFLASH2
@@ -62,6 +62,19 @@ class Played:
     def speed(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+
+class Fixed:
+    """The policy of the same width in every round."""
+
+    def __init__(self, width: int):
+        self._width = width
+
+    def width(self) -> int:
+        return self._width
+
+    def learn(self, width: int, num_accepted: int) -> None:
+        """Nothing: the width stays."""
 
 
 TUNING = ("M1 Pro stock", "M1 Pro own", "M3 Max stock", "M5 Max own", "linear", "steep", "step at 5")

@@ -16,7 +16,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.weights import load_drafter_weights
 
 TOLERANCE = 5e-4

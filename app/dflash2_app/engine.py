@@ -18,7 +18,7 @@ from .loading import Loaded, LoadKey, load_engine, load_key
 from .settings.files import SettingsError
 from .settings.names import MINI, Named, find_model, source_of
 from .settings.paths import Base, find_base
-from .settings.plan import Abilities, Plan, make_plan, plain_reason, usable_block_size
+from .settings.plan import Plan, make_plan, plain_reason, usable_block_size
 from .settings.resolve import COMMAND_LINE, ENVIRONMENT, REQUEST, Effective, environment_values, model_layers, resolve
 from .settings.store import Settings, Store
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 # What the library of this build can do beyond fixed widths; see `settings.plan`.
-ABILITIES = Abilities(adaptive_widths=True, draft_window=True, prefix_cache=True)
 AUTO, PLAIN, DFLASH2 = "auto", "plain", "dflash2"
 # The embedded pair brings its drafter along, and no oMLX record whose silence would mean adaptive.
 MINI_DEFAULTS = {"dflash_enabled": True, "dflash_draft_model": MINI, "dflash_verify_mode": "dflash"}
@@ -155,9 +154,13 @@ class Configured:
         values = self.effective
         names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
         drawn = {name: values[name] for name in (*names, "repetition_penalty")}
-        if ABILITIES.adaptive_widths:  # else the library has no such field
-            library = {"verify_mode": self.plan.verify_mode, **library}
-        chosen = {"max_tokens": values["max_tokens"], "block_size": self.block_size, "mode": self.mode, **library}
+        chosen = {
+            "max_tokens": values["max_tokens"],
+            "block_size": self.block_size,
+            "verify_mode": self.plan.verify_mode,
+            "mode": self.mode,
+            **library,
+        }
         has_template = self.engine.tokenizer.has_chat_template and chosen.get("chat_template", True)
         return d2.GenerationConfig(
             sampling=d2.SamplingConfig(**drawn, **(sampling or {})),
@@ -302,20 +305,8 @@ def _settle(
     }
     effective = resolve(layers, {**(MINI_DEFAULTS if target == MINI else {}), **(defaults or {})})
     folders = {"ssd_folder": settings.ssd_folder, "tune_folder": settings.base.tune}
-    plan = make_plan(effective, target, abilities=ABILITIES, **folders)
+    plan = make_plan(effective, target, **folders)
     return effective, plan, [*_record_notes(settings, named), *plan.notes]
-
-
-def load_configured(
-    name: str | None = None,
-    *,
-    plain: bool = False,
-    several: bool = False,
-    tell: Callable[[str], None] = lambda _: None,
-    **levels: Any,
-) -> Configured:
-    """`prepare` and `load` in one call; `levels` as in `prepare`, the rest as in `Setup.load`."""
-    return prepare(name, **levels).load(plain=plain, several=several, tell=tell)
 
 
 def _record_notes(settings: Settings, named: Named) -> list[str]:

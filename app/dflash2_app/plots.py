@@ -1,6 +1,6 @@
 """Pictures of a training run.
 
-Owns: what they show and how. The library writes the numbers; nothing else of the application draws.
+Owns: what they show and how. The library writes the numbers.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .settings.names import MINI
+
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-_MINI = "mini"
 DEFAULT_CODE = '''class ConfigError(Exception):
     """Raised when the configuration is invalid."""
 
@@ -24,4 +25,4 @@ def sample_prompt(engine: d2.Engine, *, chats: bool | None = None) -> str:
     """A prompt that suits a pair; `chats`: whether its chat template is used, None if it has one."""
     if not (engine.tokenizer.has_chat_template if chats is None else chats):
         return DEFAULT_CODE
-    return MINI_QUESTION if engine.target_name == _MINI else DEFAULT_QUESTION
+    return MINI_QUESTION if engine.target_name == MINI else DEFAULT_QUESTION

@@ -3,6 +3,7 @@
 from ..chips import Chip, this_chip
 from ..kernels._dispatch import KernelState
 from ..load import with_drafter
+from ..shares import conditional_shares, expected_length
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
 from .block_view import BlockRow, BlockView, view_block
@@ -13,7 +14,6 @@ from .method import Acceptance, Analysis, analyze
 from .pair import PairReport, examine_pair
 from .recall import Recall, measure_recall
 from .replies import Reply, decode
-from .shares import conditional_shares, expected_length
 
 __all__ = [
     "Acceptance",

@@ -72,6 +72,7 @@ class BlockView:
 
     @property
     def proposal(self) -> tuple[int, ...]:
+        """The drafted tokens, in order."""
         return tuple(row.chosen for row in self.rows)
 
 

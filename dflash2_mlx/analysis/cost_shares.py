@@ -4,7 +4,7 @@ Owns: the measurement by difference. A round is timed as its two passes, the dra
 pass is timed again without the part, and what is saved is the part's. Host time between rounds is left out: the
 pipeline hides it behind the passes.
 
-Reference: DFlash 2 specification 10 (published: selector 0.6 %, convolution 0.7 % of a cycle).
+Reference: DFlash 2 specification 10 (published: selector 0.6 %, convolution 0.7 % of a round).
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..costs import CONTEXT, draft_chain, target_chain, time_in_turns
-from ..errors import ConfigError
+from ..costs import CONTEXT, draft_chain, target_chain
 from ..load import Engine
 from ..runtime import owner
+from ..timing import time_in_turns
+from ..values import check_integer
 from .ablation import ablations
 from .replies import drafter_of
 
@@ -34,7 +35,7 @@ METHOD = (
 class CostShare:
     """Share of a round's time: the median over turns, and the borders of the middle half.
 
-    Noise can make it negative. `visible` is whether the middle half lies on one side of zero.
+    Noise can make it negative.
     """
 
     share: float
@@ -43,6 +44,7 @@ class CostShare:
 
     @property
     def visible(self) -> bool:
+        """Whether the middle half of the turns lies on one side of 0."""
         return self.quarter > 0 or self.three_quarters < 0
 
 
@@ -75,8 +77,7 @@ def check_repeats(repeats: int) -> None:
     Raises:
         ConfigError: naming what was got.
     """
-    if repeats < 2:
-        raise ConfigError(f"repeats: got {repeats}, expected an integer >= 2")
+    check_integer("repeats", repeats, 2)
 
 
 def measure_shares(engine: Engine, *, width: int | None = None, repeats: int = REPEATS) -> CostShares:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..kernels._contest import Case
 from ..kernels._dispatch import KernelState, dispatcher, rounding

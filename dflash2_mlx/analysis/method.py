@@ -18,13 +18,13 @@ import numpy as np
 from ..config import GenerationConfig
 from ..errors import ConfigError, SettingError
 from ..load import Engine
+from ..shares import conditional_shares, expected_length, leading, reached_positions
 from ..text import Prompt
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
 from .cost_shares import REPEATS, CostShares, check_repeats, measure_shares
 from .recall import Recall, measure_recall
 from .replies import Reply, decode, drafter_of
-from .shares import conditional_shares, expected_length, leading, reached_positions
 
 FULL, OFF, OTHER = "loaded", "switched off", "another drafter"
 

@@ -20,9 +20,9 @@ from ..drafter.model import DraftModel, Proposal
 from ..errors import ConfigError
 from ..load import Engine
 from ..runtime import owner
+from ..shares import conditional_shares, expected_length
 from ..targets.base import Target
 from .replies import Reply, blocks, drafter_of
-from .shares import conditional_shares, expected_length
 
 _TOGETHER = 16  # blocks that are queued before the host looks
 

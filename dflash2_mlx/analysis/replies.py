@@ -15,8 +15,9 @@ from ..config import GenerationConfig
 from ..drafter.context import DrafterContext
 from ..drafter.model import DraftModel
 from ..errors import ConfigError
-from ..generate import RoundInfo, new_session, stream_generate
+from ..generate import new_session, stream_generate
 from ..load import Engine
+from ..results import RoundInfo
 from ..stats import GenerationStats
 from ..targets.base import Target
 from ..text import Prompt
@@ -46,6 +47,7 @@ class Reply:
 
     @property
     def reply(self) -> tuple[int, ...]:
+        """The tokens after the prompt."""
         return self.tokens[self.prompt_tokens :]
 
     @property

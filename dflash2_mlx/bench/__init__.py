@@ -1,13 +1,13 @@
 """Measures a pair: speed, acceptance, phases and memory, plain decoding and DFlash 2 in turn."""
 
+from ..shares import expected_length
 from .defaults import recommended_sampling
 from .metrics import (
-    Cycle,
+    Round,
     Spread,
     acceptance_length,
     acceptance_rate,
     conditional_acceptance,
-    expected_length,
     mean_over_requests,
     spread,
     time_per_token,
@@ -36,10 +36,10 @@ __all__ = [
     "ArmReport",
     "BenchPrompt",
     "Comparison",
-    "Cycle",
     "Event",
     "PhaseTimes",
     "Plan",
+    "Round",
     "Run",
     "Setting",
     "SettingReport",

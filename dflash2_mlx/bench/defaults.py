@@ -5,10 +5,9 @@ Owns: what of that file is sampling. Reads no weights.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from ..checkpoint import find_files
+from ..checkpoint import find_files, read_object
 from ..config import SamplingConfig
 from ..embedded import MINI, MINI_TARGET
 from ..errors import CheckpointError, ConfigError
@@ -28,14 +27,9 @@ def recommended_sampling(target: str) -> dict[str, Any]:
     """
     folder = MINI_TARGET if target == MINI else find_files(target)
     path = folder / _FILE
-    try:
-        stated = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{folder}: got no {_FILE}, expected the model's own sampling in it") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: got an unreadable file ({error}), expected JSON") from None
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"{path}: got a JSON {type(stated).__name__}, expected an object")
+    stated = read_object(path)
+    if stated is None:
+        raise CheckpointError(f"{folder}: got no {_FILE}, expected the model's own sampling in it")
     if not stated.get("do_sample", False):
         return {"temperature": 0.0}
     taken = {name: stated[name] for name in _TAKEN if stated.get(name) is not None}

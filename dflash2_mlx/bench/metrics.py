@@ -1,6 +1,7 @@
 """What is reported of measured rounds and times, by the definitions of the specification.
 
-Owns: the formulas, as pure functions of numbers. Knows nothing of engines, prompts or clocks.
+Owns: the formulas, as pure functions of numbers; those of shares by position are in `shares`. Knows nothing of engines,
+prompts or clocks.
 
 Reference: DFlash 2 specification 6.1.
 """
@@ -11,9 +12,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..shares import conditional_shares, reached_positions
+
 
 @dataclass(frozen=True)
-class Cycle:
+class Round:
     """One round: `num_accepted` of `drafted` tokens were agreed to, `committed` were emitted.
 
     `committed` is counted after the cut at a stop token or the token limit, `num_accepted` before it.
@@ -33,11 +36,11 @@ class Spread:
     three_quarters: float
 
 
-def acceptance_length(cycles: Sequence[Cycle]) -> float | None:
+def acceptance_length(rounds: Sequence[Round]) -> float | None:
     """Tokens emitted per round of one request, 1..B; None where no round drafted anything."""
-    if not any(cycle.drafted for cycle in cycles):
+    if not any(done.drafted for done in rounds):
         return None
-    return statistics.fmean(cycle.committed for cycle in cycles)
+    return statistics.fmean(done.committed for done in rounds)
 
 
 def mean_over_requests(values: Iterable[float | None]) -> float | None:
@@ -46,37 +49,19 @@ def mean_over_requests(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def acceptance_rate(cycles: Sequence[Cycle]) -> float | None:
+def acceptance_rate(rounds: Sequence[Round]) -> float | None:
     """Accepted drafts over drafts; a draft that fell behind the cut counts as drafted, not as accepted."""
-    drafted = sum(cycle.drafted for cycle in cycles)
-    return sum(min(cycle.num_accepted, cycle.committed) for cycle in cycles) / drafted if drafted else None
+    drafted = sum(done.drafted for done in rounds)
+    return sum(min(done.num_accepted, done.committed) for done in rounds) / drafted if drafted else None
 
 
-def conditional_acceptance(cycles: Sequence[Cycle]) -> list[float | None]:
+def conditional_acceptance(rounds: Sequence[Round]) -> list[float | None]:
     """Share of rounds that accept draft j, of those that accepted all before it and drafted j at all.
 
     None at a position that no round reached.
     """
-    shares: list[float | None] = []
-    for j in range(1, max((cycle.drafted for cycle in cycles), default=0) + 1):
-        reached = [cycle for cycle in cycles if cycle.drafted >= j and cycle.num_accepted >= j - 1]
-        accepted = sum(cycle.num_accepted >= j for cycle in reached)
-        shares.append(accepted / len(reached) if reached else None)
-    return shares
-
-
-def expected_length(shares: Sequence[float | None]) -> float:
-    """1 + Σ_j Π_{i<=j} c_i: the acceptance length that shares by position stand for, before any cut.
-
-    A position that nobody reached adds nothing, nor does anything behind it.
-    """
-    total, reached = 1.0, 1.0
-    for share in shares:
-        if share is None:
-            break
-        reached *= share
-        total += reached
-    return total
+    accepted, drafted = [done.num_accepted for done in rounds], [done.drafted for done in rounds]
+    return conditional_shares(*reached_positions(accepted, drafted))
 
 
 def time_per_token(tokens: int, seconds: float) -> float | None:

@@ -36,6 +36,7 @@ class BenchPrompt:
 
     @property
     def requests(self) -> int:
+        """Replies that are asked for: one, and one for each follow-up."""
         return 1 + len(self.follow_ups)
 
     def answered(self, asked: Prompt, reply: str, turn: int) -> Prompt:
@@ -102,7 +103,7 @@ def parse_prompts(text: str, where: str) -> list[BenchPrompt]:
 def _parse(line: str, where: str) -> BenchPrompt:
     try:
         item = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         item = None
     if not isinstance(item, dict):
         raise PromptError(f"{where}: got {line[:60]!r}, expected a JSON object: {_EXPECTED}")
@@ -130,11 +131,11 @@ def prompt_from(item: Mapping[str, Any], where: str) -> BenchPrompt:
     raise PromptError(f"{where}: got {key} {json.dumps(value)[:60]}, expected {_EXPECTED}")
 
 
-def _texts(value: Any) -> bool:
+def _texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text.strip() for text in value)
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
@@ -142,6 +143,9 @@ def filler(prompts: Sequence[BenchPrompt], place: int, tokens: int, tokenizer: T
     """About `tokens` tokens of text from the other prompts of the set, repeated as often as needed.
 
     The prompt's own text comes in only where it is the only one: a model would copy it.
+
+    Raises:
+        PromptError: no prompt has text.
     """
     if not tokens:
         return ""
@@ -156,7 +160,11 @@ def filler(prompts: Sequence[BenchPrompt], place: int, tokens: int, tokenizer: T
 
 
 def deepen(prompt: BenchPrompt, text: str) -> BenchPrompt:
-    """Put a text in front of the first user message."""
+    """Put a text in front of the first user message.
+
+    Raises:
+        PromptError: there is no such message.
+    """
     if not text:
         return prompt
     if isinstance(prompt.first, str):

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..shares import expected_length
 from .metrics import (
     Spread,
     acceptance_length,
     acceptance_rate,
     conditional_acceptance,
-    expected_length,
     mean_over_requests,
     spread,
     time_per_token,
@@ -120,25 +120,25 @@ def summarize(events: Iterable[Event]) -> list[SettingReport]:
 def _arm(
     width: int, runs: Sequence[Run], plain: Sequence[Run], texts: Texts | None, milliseconds: dict[str, Spread]
 ) -> ArmReport:
-    first = {(run.prompt, run.turn): run for run in reversed(runs)}.values()  # one run per request: cycles repeat
-    cycles = [cycle for run in first for cycle in run.cycles]
-    drafted = any(cycle.drafted for cycle in cycles)
-    shares = conditional_acceptance(cycles)
+    first = {(run.prompt, run.turn): run for run in reversed(runs)}.values()  # repeats have the same rounds
+    rounds = [done for run in first for done in run.rounds]
+    drafted = any(done.drafted for done in rounds)
+    shares = conditional_acceptance(rounds)
     times = _request_times(runs)
     rates = [1 / statistics.fmean(_request_times(part).values()) for part in _by_repeat(runs) if _request_times(part)]
     ratios = [] if width == PLAIN else _ratios(runs, plain)
     return ArmReport(
         width=width,
         requests=len(first),
-        rounds=len(cycles),
+        rounds=len(rounds),
         generated_tokens=sum(run.generated_tokens for run in first),
         prompt_tokens=statistics.fmean(run.prompt_tokens for run in first),
         tokens_per_second=1 / statistics.fmean(times.values()) if times else None,
         tokens_per_second_by_repeat=rates,
         speedup=_ratio(runs, plain),
         speedup_by_repeat=spread(ratios) if ratios else None,
-        acceptance_length=mean_over_requests(acceptance_length(run.cycles) for run in first),
-        acceptance_rate=acceptance_rate(cycles),
+        acceptance_length=mean_over_requests(acceptance_length(run.rounds) for run in first),
+        acceptance_rate=acceptance_rate(rounds),
         acceptance_by_position=shares,
         expected_length=expected_length(shares) if drafted else None,
         prefill_s=statistics.fmean(_medians(runs, [run.prefill_s for run in runs]).values()),

@@ -15,10 +15,12 @@ from typing import Any
 from ..compare import compare_runs
 from ..config import GenerationConfig, SamplingConfig
 from ..errors import ConfigError, PromptError, SettingError
-from ..generate import GenerationEvent, GenerationResult, collect, stream_generate
+from ..generate import collect, stream_generate
 from ..load import Engine
+from ..results import GenerationEvent, GenerationResult
 from ..text import Prompt, render_prompt
-from .metrics import Cycle, Spread, spread
+from ..values import check_integer
+from .metrics import Round, Spread, spread
 from .observed import time_phases
 from .prompts import BenchPrompt, deepen, filler
 
@@ -57,9 +59,8 @@ class Plan:
         for name, values in lists.items():
             if not values or len(set(values)) != len(values):
                 raise ConfigError(f"{name}: got {list(values)}, expected one or more different numbers")
-        for name, number in (("repeats", self.repeats), ("max_tokens", self.max_tokens)):
-            if number < 1:
-                raise ConfigError(f"{name}: got {number}, expected an integer >= 1")
+        check_integer("repeats", self.repeats, 1)
+        check_integer("max_tokens", self.max_tokens, 1)
 
     @property
     def settings(self) -> list[Setting]:
@@ -72,7 +73,11 @@ class Plan:
         return len(self.settings) * self.repeats * len(self.widths) * turns
 
     def config(self, setting: Setting, width: int, place: int) -> GenerationConfig:
-        """How prompt number `place` is decoded in one arm."""
+        """How prompt number `place` is decoded in one arm.
+
+        Raises:
+            ConfigError: the setting leaves the temperature to a server.
+        """
         if setting.temperature is None:
             raise ConfigError("temperature: got None, expected a number: here it is us who draw")
         mode = self.sampling.lossless_mode or "rejection"
@@ -97,7 +102,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Run:
-    """One timed request. `prompt` and `turn` say which; `cycles` are its rounds, none of the prefill."""
+    """One timed request. `prompt` and `turn` say which; `rounds` are its own, none of the prefill."""
 
     setting: Setting
     width: int
@@ -110,7 +115,7 @@ class Run:
     decode_s: float
     peak_memory_bytes: int
     finish_reason: str
-    cycles: tuple[Cycle, ...]
+    rounds: tuple[Round, ...]
     notices: tuple[str, ...] = ()
 
 
@@ -280,14 +285,14 @@ def _converse(
     width, repeat = arm
     config, asked = plan.config(setting, width, place), prompt.first
     for turn in range(prompt.requests):
-        result, cycles = _timed(engine, asked, config, check)
+        result, rounds = _timed(engine, asked, config, check)
         stats = result.stats
         yield _Answer(
             asked,
             result,
             Run(
                 setting, width, repeat, place, turn, stats.prompt_tokens, stats.generated_tokens, stats.prefill_s,
-                stats.decode_s, stats.peak_memory_bytes, result.finish_reason, cycles, tuple(stats.notices),
+                stats.decode_s, stats.peak_memory_bytes, result.finish_reason, rounds, tuple(stats.notices),
             ),
         )  # fmt: skip
         if turn < len(prompt.follow_ups):
@@ -296,19 +301,19 @@ def _converse(
 
 def _timed(
     engine: Engine, prompt: Prompt, config: GenerationConfig, check: Callable[[], None]
-) -> tuple[GenerationResult, tuple[Cycle, ...]]:
-    cycles: list[Cycle] = []
+) -> tuple[GenerationResult, tuple[Round, ...]]:
+    rounds: list[Round] = []
 
     def watched(events: Iterator[GenerationEvent]) -> Iterator[GenerationEvent]:
         for event in events:
             if event.round is not None:
                 done = event.round
-                cycles.append(Cycle(done.num_accepted, done.width - 1, done.committed))
+                rounds.append(Round(done.num_accepted, done.width - 1, done.committed))
             check()
             yield event
 
     with closing(stream_generate(engine, prompt, config)) as events:
-        return collect(engine, watched(events)), tuple(cycles)
+        return collect(engine, watched(events)), tuple(rounds)
 
 
 def _compare(

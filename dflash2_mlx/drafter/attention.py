@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..buffers import RowView
-from ..config import DrafterConfig
 from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
+from .config import DrafterConfig
 from .joined import Joined, join, run_joined, share
 
 

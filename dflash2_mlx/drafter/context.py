@@ -54,9 +54,11 @@ class DrafterContext:
         self.floor = self.upper = position
 
     def trim(self) -> None:
+        """Give back the room that the prompt needed and decoding does not."""
         self.buffers.trim(self.floor, self.upper)
 
     def copy(self) -> DrafterContext:
+        """A context that goes its own way from here."""
         return self._twin(self.buffers.copy())
 
     def packed(self) -> DrafterContext:

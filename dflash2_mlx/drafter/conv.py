@@ -67,12 +67,14 @@ class DynamicConv(nn.Module):
 
 
 class NoConv(nn.Module):
-    """DFlash v1: no convolution around the sublayer."""
+    """DFlash v1: no convolution around the sublayer; called as the convolution is."""
 
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The rows as they are, and nothing for `finish`."""
         return x, mx.zeros((), dtype=x.dtype)
 
     def finish(self, y: mx.array, delta: mx.array, residual: mx.array, norm: nn.RMSNorm) -> tuple[mx.array, mx.array]:
+        """Residual sum, and its norm: [B, L, D] each."""
         return add_norm(y, residual, norm.weight, norm.eps)
 
     def freeze_base(self) -> None:

@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..buffers import RowView
-from ..config import DrafterConfig
 from ..kernels.few_row_attention import Sight
 from .attention import DrafterAttention
+from .config import DrafterConfig
 from .conv import DynamicConv, NoConv
 from .joined import Joined, join, share
 

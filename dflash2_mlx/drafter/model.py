@@ -18,7 +18,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..buffers import RowView, Written
-from ..config import DrafterConfig
 from ..kernels._dispatch import KERNELS, dispatcher
 from ..kernels.few_row_attention import Sight
 from ..kernels.norm_rope import norm_rope, norm_rope_twin
@@ -28,6 +27,7 @@ from ..kernels.top_candidates import CandidateLists, candidate_lists
 from ..layout import on_cpu
 from ..row_layers import RowsLinear, row_layers, use_row_kernels
 from .attention import block_sight
+from .config import DrafterConfig
 from .context import DrafterContext
 from .decoder import DrafterLayer
 from .joined import Joined, join, run_joined
@@ -37,9 +37,11 @@ from .selector import CandidateSelector
 class Lender(Protocol):
     """The two tables a drafter borrows from its target."""
 
-    def embed(self, ids: mx.array) -> mx.array: ...
+    def embed(self, ids: mx.array) -> mx.array:
+        """[B, L] token ids to [B, L, D] rows."""
 
-    def head(self, hidden: mx.array) -> mx.array: ...
+    def head(self, hidden: mx.array) -> mx.array:
+        """[..., D] rows to [..., V] logits, before any multiplier or cap."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..config import DrafterConfig
 from ..errors import SettingError
+from .config import DrafterConfig
 
 
 def narrow_view(config: DrafterConfig, window: int | None, sink: int) -> DrafterConfig:

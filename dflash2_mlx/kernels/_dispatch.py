@@ -200,7 +200,11 @@ class Dispatcher:
 
 
 def parse_choices(text: str) -> Mapping[str, str]:
-    """Read `DFLASH2_KERNELS`: a choice for all, then `kernel=choice` for some."""
+    """Read `DFLASH2_KERNELS`: a choice for all, then `kernel=choice` for some.
+
+    Raises:
+        ConfigError: naming the part that is neither.
+    """
     everything = [name for name in KERNELS if name not in OPT_IN]
     choices = dict.fromkeys(KERNELS, MLX) | dict.fromkeys(everything, AUTO)
     for item in filter(None, (part.strip() for part in text.split(","))):

@@ -201,6 +201,8 @@ def norm_rope(shape: tuple[int, int, int, int], dtype: mx.Dtype, heads: int) -> 
         -> turned [B, heads, L, Dh]
     Args:
         shape, dtype: of rows.
+    Raises:
+        ValueError: more heads than rows have, or a head of odd size.
     """
     batch, length, available, dim = shape
     if not 1 <= heads <= available or dim % 2:

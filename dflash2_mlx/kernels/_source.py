@@ -18,6 +18,9 @@ def kernel_source(name: str, folders: tuple[Path, ...] = (PACKAGED, CHECKOUT)) -
     """The body of a kernel, without comments: MLX builds and hashes the whole text at every call.
 
     Lines stay where they are in the file, so that a compiler's message points to the right one.
+
+    Raises:
+        FileNotFoundError: naming the folders that were looked at, the first that has the file counts.
     """
     for folder in folders:
         path = folder / f"{name}.metal"

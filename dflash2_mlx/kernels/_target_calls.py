@@ -124,6 +124,8 @@ def gated_delta_verify(state: tuple[int, ...], keys: tuple[int, ...], dtype: mx.
     Args:
         state, keys: shapes of state and k.
         dtype: of q, k, v and y.
+    Raises:
+        ValueError: sizes that the kernel cannot serve, named.
     """
     batch, heads, values, dim = state
     if dim % (4 * DELTA_LANES) or heads % keys[2]:

@@ -56,7 +56,7 @@ def accept(logits: mx.array, start: mx.array, drafted: Drafted, sampling: Sampli
 def accept_twin(
     logits: mx.array, start: mx.array, drafted: Drafted, sampling: SamplingConfig, keys: mx.array
 ) -> Acceptance:
-    """The twin."""
+    """The twin of `accept`, shapes as there; it serves any filters, with noise for the whole vocabulary."""
     log_p = log_probabilities(logits.astype(mx.float32), sampling)
     rows, vocab = log_p.shape[1:]
     positions = start[:, None] + mx.arange(1, rows + 1, dtype=mx.int32)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
+from ..drafter.model import DraftModel
+from ..targets.base import Target
 from . import _metal, qmm_contests, target_contests
 from ._contest import Case, Contest, Outputs
 from ._dispatch import KERNELS, METAL, MLX, dispatcher, rounding
@@ -34,11 +35,11 @@ from .top_candidates import key_of as top_candidates_key
 Arrays = tuple[mx.array, ...]
 
 
-def contests(target: Any, drafter: Any, rows: Sequence[int]) -> list[Contest]:
+def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) -> list[Contest]:
     """Every race of this pair.
 
     Args:
-        target, drafter: the loaded `Target` and `DraftModel`; a drafter of None races the target's kernels alone.
+        drafter: None races the target's kernels alone.
         rows: numbers of rows that passes will have, from 1 on.
     """
     if dispatcher().factory is None:
@@ -69,7 +70,7 @@ Books = tuple[mx.array, mx.array]  # the selector's codebooks: predecessors, suc
 Head = tuple[int, mx.Dtype]  # columns and type of the logits
 
 
-def codebooks_of(drafter: Any) -> Books | None:
+def codebooks_of(drafter: DraftModel) -> Books | None:
     """A drafter's codebooks; None where it has no selector."""
     if drafter.config.selector_rank is None:
         return None

@@ -69,12 +69,12 @@ def key_of(y: mx.array) -> str:
 def conv_add_norm_twin(
     y: mx.array, split: list[mx.array], delta: mx.array, residual: mx.array, weight: mx.array, eps: float
 ) -> tuple[mx.array, mx.array]:
-    """The twin; `split` is the base kernel, split."""
+    """The twin of `conv_add_norm`, shapes as there; `split` is `split_base(base, G)`."""
     return add_norm(convolve(y, split, delta, AFTER), residual, weight, eps)
 
 
 def add_norm(y: mx.array, residual: mx.array, weight: mx.array, eps: float) -> tuple[mx.array, mx.array]:
-    """Residual sum and norm alone."""
+    """Residual sum and norm alone: stream and normed, shaped like `y` [..., L, D]."""
     stream = residual + y
     return stream, mx.fast.rms_norm(stream, weight, eps)
 

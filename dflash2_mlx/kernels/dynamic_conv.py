@@ -58,7 +58,7 @@ def key_of(x: mx.array) -> str:
 
 
 def convolve(x: mx.array, base: list[mx.array], delta: mx.array, side: int) -> mx.array:
-    """The twin; `base` is split."""
+    """The twin of `dynamic_conv`, shapes as there; `base` is `split_base(base, G)`."""
     *batch, length, channels = x.shape
     sides, taps, groups = delta.shape[-3:]
     rows = x.astype(mx.float32).reshape(*batch, length, 1, groups, channels // groups)

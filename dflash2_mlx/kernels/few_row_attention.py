@@ -98,7 +98,7 @@ def _passes(call: KernelCall, inputs: Sequence[mx.array], queries: Shape, kv_hea
 
 
 def attention_twin(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> mx.array:
-    """The twin."""
+    """The twin of `few_row_attention`, shapes as there; `mask` is a `Sight`'s."""
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=queries.shape[-1] ** -0.5, mask=mask)
 
 

@@ -78,7 +78,7 @@ def gated_delta_verify(
 
 
 def gated_delta_twin(state: mx.array, old: Rows, keep: mx.array, new: Rows) -> tuple[mx.array, mx.array]:
-    """The twin."""
+    """The twin of `gated_delta_verify`, shapes as there."""
     kept = mx.arange(old.k.shape[1], dtype=mx.int32)[None] < keep[:, None]
     _, stored = recurrence(old, state, kept)
     y, _ = recurrence(new, stored)

@@ -49,7 +49,7 @@ def key_of(rows: mx.array, norms: mx.array) -> str:
 
 
 def norm_rope_twin(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float, eps: float) -> mx.array:
-    """The twin."""
+    """The twin of `norm_rope`, shapes as there."""
     normed = (mx.fast.rms_norm(rows[:, :, : norms.shape[0]], None, eps) * norms).transpose(0, 2, 1, 3)
     return mx.fast.rope(normed, rows.shape[-1], traditional=False, base=theta, scale=1.0, offset=start)
 

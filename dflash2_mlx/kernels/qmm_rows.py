@@ -233,7 +233,7 @@ def random_product(
 
 
 def by_rows(x: mx.array, packed: Packed) -> mx.array:
-    """The product in float32, each row alone: one order of summation, and no tensor units."""
+    """The product in float32, each row of x [M, K] alone: one order of summation, and no tensor units."""
     assert packed.biases is not None
     wide = Packed(
         packed.weight,

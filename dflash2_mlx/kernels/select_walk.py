@@ -187,7 +187,7 @@ def select_twin(
     temperature: float = 0.0,
     noise: mx.array | None = None,
 ) -> Selection:
-    """The twin of `select`."""
+    """The twin of `select`, shapes as there."""
     merged = lists.merged()
     candidates, unary = merged.ids[:, :, 0], selector.scaled(merged.values[:, :, 0])
     edges = neighbour_edges(candidates, gate, anchor, selector.predecessor, selector.successor)

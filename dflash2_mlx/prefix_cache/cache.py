@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
 from ..loop import Session
 from ..snapshots import Extent, SessionSnapshot
+from ..values import check_integer
 from .disk import DiskStore
 from .frozen import FrozenSnapshot, freeze, thaw
 
@@ -71,7 +71,7 @@ class PrefixCache:
             ("max_bytes", max_bytes),
             ("disk_max_bytes", disk_max_bytes),
         ):
-            _at_least_one(name, value)
+            check_integer(name, value, 1)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # oldest use first
         self._next = 0
@@ -94,7 +94,7 @@ class PrefixCache:
         Raises:
             ConfigError: below 1.
         """
-        _at_least_one("max_bytes", max_bytes)
+        check_integer("max_bytes", max_bytes, 1)
         with self._lock:
             self._max_bytes = max_bytes
             self._evict()
@@ -210,8 +210,3 @@ class PrefixCache:
     def _evict(self) -> None:
         while len(self._entries) > self._max_entries or self.nbytes > self._max_bytes:
             self._entries.popitem(last=False)
-
-
-def _at_least_one(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: got {value!r}, expected an integer >= 1")

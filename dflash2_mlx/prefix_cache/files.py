@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError
+from ..headers import read_header
 from ..snapshots import Extent
-from ..weights import read_header
 from .frozen import FrozenSnapshot, HostTensor, Layout
 
 VERSION = "1"

@@ -72,6 +72,7 @@ class FrozenSnapshot:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all tensors."""
         return sum(tensor.data.nbytes for tensor in self.tensors.values())
 
 

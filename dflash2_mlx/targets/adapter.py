@@ -171,11 +171,18 @@ class LayerLoopTarget:
     # What a family may do differently.
 
     def embed_input(self, ids: mx.array) -> mx.array:
+        """What the first layer reads: [B, L] token ids to [B, L, D]."""
         return self.body.embed_tokens(ids)
 
     def run_layer(
         self, layer: nn.Module, kind: str, index: int, hidden: mx.array, seen: Seen | None, state: TargetState
     ) -> mx.array:
+        """One layer over the residual stream [B, L, D].
+
+        Args:
+            kind, index: which of the state's parts is its own.
+            seen: what attention rows see; None for recurrent layers.
+        """
         assert seen is not None, "only recurrent layers see nothing"
         cache = state.attention_cache(kind, index)
         if seen.by_kernel:
@@ -183,6 +190,7 @@ class LayerLoopTarget:
         return layer(hidden, mask=seen.sight.mask, cache=cache)
 
     def finish_logits(self, logits: mx.array) -> mx.array:
+        """What the target makes of its head's output [B, L, V]."""
         return logits
 
 

@@ -36,6 +36,7 @@ class AttentionCache:
     offset: mx.array  # [B] int32
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write the rows of a pass, [B, Hkv, L, Dh]; the layer's whole buffers, masked by position."""
         return self.buffers.write(self.layer, keys, values, self.offset)
 
 
@@ -79,6 +80,7 @@ class TargetState:
         return self.length[:, None] + mx.arange(rows, dtype=mx.int32)
 
     def attention_cache(self, kind: str, index: int) -> AttentionCache:
+        """The cache of layer number `index` among those of its kind."""
         return AttentionCache(self.full if kind == "full" else self.sliding, index, self.length)
 
     def commit(self, keep: int | mx.array) -> None:

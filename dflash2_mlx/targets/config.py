@@ -6,11 +6,10 @@ do not follow. What those modules read themselves is theirs to check.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ConfigError
+from ..values import check_integer, check_number, refusal
 from .registry import family_of, text_config
 
 _NEEDED = ("hidden_size", "num_hidden_layers", "vocab_size")
@@ -32,23 +31,14 @@ def check_target(config: Mapping[str, Any]) -> None:
         value = text.get(key)
         if value is None and key not in _NEEDED:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _fail(key, value, "an integer >= 1")
-    _check_number("rms_norm_eps", text.get("rms_norm_eps", 0.0), least=0.0)
+        check_integer(f"target {key}", value, 1)
+    check_number("target rms_norm_eps", text.get("rms_norm_eps", 0.0), least=0.0)
     for where in ("", "rope_parameters", "rope_scaling"):
         nested = text if not where else text.get(where) or {}
         if isinstance(nested, Mapping) and nested.get("rope_theta") is not None:
-            _check_number(f"{where}.rope_theta".lstrip("."), nested["rope_theta"], least=1e-30)
+            check_number(f"target {f'{where}.rope_theta'.lstrip('.')}", nested["rope_theta"], above=0.0)
     if text.get("hidden_act") not in _ACTIVATIONS:
-        raise _fail("hidden_act", text["hidden_act"], "silu, which is what mlx-lm's module computes")
+        raise refusal("target hidden_act", text["hidden_act"], "silu, which is what mlx-lm's module computes")
     if family in _NEVER_SLIDE and text.get("use_sliding_window"):
-        raise _fail("use_sliding_window", text["use_sliding_window"], f"false: mlx-lm's {family} does not slide")
-
-
-def _check_number(key: str, value: Any, *, least: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-        raise _fail(key, value, "a number >= 0" if least == 0 else "a number > 0")
-
-
-def _fail(key: str, value: Any, expected: str) -> ConfigError:
-    return ConfigError(f"target {key}: got {value!r}, expected {expected}")
+        expected = f"false: mlx-lm's {family} does not slide"
+        raise refusal("target use_sliding_window", text["use_sliding_window"], expected)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import mlx.nn as nn
+
 from ..errors import ConfigError, UnsupportedModelError
 from ..row_layers import check_exactness, use_row_kernels
 from .base import Target
@@ -56,7 +58,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def make_target(model: Any, config: Mapping[str, Any], *, exact: bool = False) -> Target:
+def make_target(model: nn.Module, config: Mapping[str, Any], *, exact: bool = False) -> Target:
     """Wrap a model that mlx-lm loaded.
 
     Args:
@@ -84,7 +86,11 @@ def make_target(model: Any, config: Mapping[str, Any], *, exact: bool = False) -
 
 
 def describe_quantization(config: Mapping[str, Any]) -> str | None:
-    """For people: "4-bit group 64", or None for unquantized weights."""
+    """For people: "4-bit group 64", or None for unquantized weights.
+
+    Raises:
+        ConfigError: `quantization` does not say which.
+    """
     quantization = config.get("quantization")
     if not quantization:
         return None

@@ -19,7 +19,7 @@ import jinja2
 import numpy as np
 
 from ..errors import ConfigError
-from ..text import common_length
+from ..text import ChatTokenizer, common_length
 from .settings import Document
 
 
@@ -51,7 +51,7 @@ def read_items(path: Path) -> list[Item]:
 def _item(where: str, line: str) -> Item:
     try:
         content = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     fits = isinstance(content, dict) and (
         isinstance(content.get("text"), str)
@@ -67,7 +67,7 @@ def _item(where: str, line: str) -> Item:
     return Item(where, content)
 
 
-def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Document]:
+def read_documents(path: Path, tokenizer: ChatTokenizer, *, max_length: int) -> list[Document]:
     """Tokenize a file that `read_items` reads.
 
     Args:
@@ -82,7 +82,7 @@ def read_documents(path: Path, tokenizer: Any, *, max_length: int) -> list[Docum
     return documents
 
 
-def _documents(item: Item, tokenizer: Any, max_length: int) -> Iterator[Document]:
+def _documents(item: Item, tokenizer: ChatTokenizer, max_length: int) -> Iterator[Document]:
     if "messages" in item.content and "text" not in item.content:
         yield _chat(item, tokenizer, max_length)
         return
@@ -92,7 +92,7 @@ def _documents(item: Item, tokenizer: Any, max_length: int) -> Iterator[Document
         yield Document(piece, np.ones(len(piece), dtype=bool))
 
 
-def prompt_of_turn(item: Item, tokenizer: Any, said: Sequence[str]) -> list[int]:
+def prompt_of_turn(item: Item, tokenizer: ChatTokenizer, said: Sequence[str]) -> list[int]:
     """Token ids of a chat up to an assistant's turn, with `said` in place of the turns before it.
 
     What an earlier reply thought is left out, as a chat would.
@@ -129,19 +129,19 @@ def _refused(where: str, error: Exception) -> ConfigError:
     return ConfigError(f"{where}: got what the chat template refuses ({line}), expected a chat")
 
 
-def _check_template(item: Item, tokenizer: Any) -> None:
+def _check_template(item: Item, tokenizer: ChatTokenizer) -> None:
     if not tokenizer.has_chat_template:
         raise ConfigError(f"{item.where}: got messages, expected text: the target has no chat template")
 
 
-def _rendered(item: Item, tokenizer: Any, messages: list[Any], *, to_answer: bool) -> list[int]:
+def _rendered(item: Item, tokenizer: ChatTokenizer, messages: list[Any], *, to_answer: bool) -> list[int]:
     options = dict(item.content.get("chat_template_kwargs") or {})
     if item.content.get("tools"):
         options["tools"] = item.content["tools"]
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=to_answer, **options))
 
 
-def _chat(item: Item, tokenizer: Any, max_length: int) -> Document:
+def _chat(item: Item, tokenizer: ChatTokenizer, max_length: int) -> Document:
     _check_template(item, tokenizer)
     messages = item.content["messages"]
     try:

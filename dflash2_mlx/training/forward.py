@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 
 _GROUP = 32  # blocks that share a range of context: small ranges are short, few groups are quick

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..checkpoint import find_config, find_files, read_config
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import CheckpointError
 from ..load import Engine

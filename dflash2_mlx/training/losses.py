@@ -39,6 +39,7 @@ class LossParts:
 
     @property
     def total(self) -> mx.array:
+        """What is minimized."""
         return self.base + self.selector
 
 

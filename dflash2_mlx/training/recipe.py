@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import DrafterConfig
-from ..errors import ConfigError, SettingError
+from ..drafter.config import DrafterConfig
+from ..errors import SettingError
 from ..load import Engine
 from ..targets.registry import text_config
+from ..values import check_integer
 from ..weights import expected_shapes
 from .settings import TrainSettings
 from .trainer import MOST_LOGITS
@@ -60,9 +61,7 @@ class DrafterShape:
             ("layers", layers, 1, 64), ("block_size", self.block_size, 2, 64), ("window", self.window, 1, None),
             ("conv_kernel", self.conv_kernel, 1, 16), ("selector_rank", self.selector_rank or 1, 1, 4096),
         ):  # fmt: skip
-            if value < low or (high is not None and value > high):
-                expected = f"an integer >= {low}" if high is None else f"an integer in {low}..{high}"
-                raise ConfigError(f"{name}: got {value}, expected {expected}")
+            check_integer(name, value, low, high)
         group = next(size for size in (16, 8, 4, 2, 1) if hidden % size == 0)
         nested: dict[str, Any] = {
             "block_size": self.block_size,
@@ -157,10 +156,7 @@ def default_taps(depth: int, count: int) -> tuple[int, ...]:
 
 
 def _number(text: Mapping[str, Any], key: str) -> int:
-    value = text.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"target {key}: got {value!r}, expected an integer >= 1")
-    return value
+    return check_integer(f"target {key}", text.get(key), 1)
 
 
 def _intermediate(text: Mapping[str, Any], hidden: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import DrafterConfig
+from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import TrainingError
 from ..load import Engine
@@ -91,48 +91,94 @@ def train(
         ConfigError, CheckpointError: see `Trainer`, `resume_checkpoint`, `TapsCache`.
         TrainingError: the loss is no number any more; the last good checkpoint is named.
     """
-    checkpoints, log = folder / "checkpoints", folder / "train.jsonl"
-    marks = {"init": start.init}
-
-    def begin() -> Trainer:
-        drafter = new_drafter(raw_config, seed=settings.seed)
-        if start.init is not None:
-            load_initial(drafter, start.init)
-        cache = None
-        if start.cache_taps is not None:
-            cache = TapsCache(start.cache_taps, engine.target, drafter.config.target_layer_ids, start.cache_dtype)
-            cache.check_room(documents)
-        run = Trainer(engine.target, drafter, documents, settings, cache)
-        resume_checkpoint(run, checkpoints, marks)
-        return run
-
-    def measure() -> float | None:
-        return acceptance_length(engine.target, run.drafter, validation, engine.stop_token_ids)
-
-    run = owner().call(begin)
-    resumed = run.step_number
-    folder.mkdir(parents=True, exist_ok=True)
-    _cut_log(log, resumed)
+    run = _Run(engine, raw_config, documents, settings, folder, start)
     while run.step_number < settings.steps:
         began = time.perf_counter()
-        try:
-            report = owner().call(run.step)
-        except TrainingError as error:
-            kept = newest_checkpoint(checkpoints)
-            raise TrainingError(f"{error}; last good checkpoint: {kept or 'none'}") from None
-        last = run.step_number == settings.steps
+        report = run.step()
         acceptance = None
-        if last or run.step_number % every == 0:
-            owner().call(lambda: save_checkpoint(run, checkpoints, marks))
-            if validation:
-                acceptance = owner().call(measure)
-        event = TrainEvent(report, settings.steps, time.perf_counter() - began, acceptance, resumed)
-        with log.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({**asdict(report), "acceptance_length": acceptance}) + "\n")
+        if run.step_number == settings.steps or run.step_number % every == 0:
+            run.save()
+            acceptance = run.acceptance_length(validation) if validation else None
+        event = TrainEvent(report, settings.steps, time.perf_counter() - began, acceptance, run.resumed)
+        run.note(event)
         yield event
-    owner().call(lambda: export_drafter(folder, raw_config, run.drafter, dtype=mx.bfloat16))
-    (folder / "README.md").write_text(_readme(log, settings, notes or {}), encoding="utf-8")
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    run.finish(notes or {})
+
+
+class _Run:
+    """A run under way and what it writes; callable from any thread.
+
+    Args:
+        engine, raw_config, documents, settings, folder, start: see `train`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        raw_config: Mapping[str, Any],
+        documents: Sequence[Document],
+        settings: TrainSettings,
+        folder: Path,
+        start: Start,
+    ):
+        self._engine, self._raw_config, self._settings, self._folder = engine, raw_config, settings, folder
+        self._checkpoints, self._log = folder / "checkpoints", folder / "train.jsonl"
+        self._marks = {"init": start.init}
+        self._trainer = owner().call(lambda: self._begin(documents, start))
+        self.resumed = self._trainer.step_number
+        folder.mkdir(parents=True, exist_ok=True)
+        _cut_log(self._log, self.resumed)
+
+    def _begin(self, documents: Sequence[Document], start: Start) -> Trainer:
+        drafter = new_drafter(self._raw_config, seed=self._settings.seed)
+        if start.init is not None:
+            load_initial(drafter, start.init)
+        cache, target = None, self._engine.target
+        if start.cache_taps is not None:
+            cache = TapsCache(start.cache_taps, target, drafter.config.target_layer_ids, start.cache_dtype)
+            cache.check_room(documents)
+        trainer = Trainer(target, drafter, documents, self._settings, cache)
+        resume_checkpoint(trainer, self._checkpoints, self._marks)
+        return trainer
+
+    @property
+    def step_number(self) -> int:
+        """Steps that were made, those before the run was resumed included."""
+        return self._trainer.step_number
+
+    def step(self) -> StepReport:
+        """Make one step.
+
+        Raises:
+            TrainingError: the loss is no number; names the last good checkpoint.
+        """
+        try:
+            return owner().call(self._trainer.step)
+        except TrainingError as error:
+            kept = newest_checkpoint(self._checkpoints)
+            raise TrainingError(f"{error}; last good checkpoint: {kept or 'none'}") from None
+
+    def save(self) -> None:
+        """Write a checkpoint of this step."""
+        owner().call(lambda: save_checkpoint(self._trainer, self._checkpoints, self._marks))
+
+    def acceptance_length(self, documents: Sequence[Document]) -> float | None:
+        """Of the drafter as it is now; see `acceptance_length`."""
+        target, stops = self._engine.target, self._engine.stop_token_ids
+        return owner().call(lambda: acceptance_length(target, self._trainer.drafter, documents, stops))
+
+    def note(self, event: TrainEvent) -> None:
+        """Put a step into the log."""
+        line = {**asdict(event.report), "acceptance_length": event.acceptance_length}
+        with self._log.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+
+    def finish(self, notes: Mapping[str, str]) -> None:
+        """Write the drafter and its README; checkpoints are not needed any more."""
+        drafter = self._trainer.drafter
+        owner().call(lambda: export_drafter(self._folder, self._raw_config, drafter, dtype=mx.bfloat16))
+        (self._folder / "README.md").write_text(_readme(self._log, self._settings, notes), encoding="utf-8")
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
 
 
 def cache_plan(engine: Engine, raw_config: Mapping[str, Any], documents: Sequence[Document], start: Start) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
+from ..values import check_integer
 
 DTYPES = ("float32", "bfloat16")
 
@@ -46,9 +47,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         for name, low in (("steps", 1), ("sequences", 1), ("anchors", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigError(f"{name}: got {value!r}, expected an integer >= {low}")
+            check_integer(name, getattr(self, name), low)
         for name, fits, expected in (
             ("learning_rate", self.learning_rate > 0, "a number > 0"),
             ("warmup", 0 <= self.warmup < 1, "a number in [0, 1)"),

@@ -65,6 +65,7 @@ class BackgroundTuning:
         self.problem: str | None = None
 
     def start(self) -> None:
+        """Hand it to the owner thread; it returns at once."""
         owner().submit_idle(self)
 
     def stop(self) -> None:
@@ -76,6 +77,7 @@ class BackgroundTuning:
     # On the owner thread.
 
     def ready(self) -> bool:
+        """Whether a slice may run now."""
         if self._stopped.is_set():
             return True
         if owner().quiet_s < self._quiet_s:

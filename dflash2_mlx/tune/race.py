@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from ..costs import LONG_ENOUGH_S, timing_in_turns
 from ..kernels._contest import Contest
 from ..kernels._dispatch import KernelMismatch
+from ..timing import LONG_ENOUGH_S, timing_in_turns
 
 REPEATS = 7
 LIMIT_S = 5.0  # after so many seconds of one race no further turn begins

@@ -81,7 +81,7 @@ class TuneRecord:
         }
 
     @classmethod
-    def from_dict(cls, raw: Any) -> TuneRecord:
+    def from_dict(cls, raw: object) -> TuneRecord:
         """Read what `to_dict` wrote.
 
         Raises:
@@ -112,7 +112,7 @@ def _of(raw: Mapping[str, Any], name: str, kind: Any) -> Any:
     return value
 
 
-def _race(raw: Any) -> RaceResult:
+def _race(raw: object) -> RaceResult:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"tune races: got {raw!r}, expected objects")
     seconds, out = _of(raw, "seconds", Mapping), _of(raw, "out", Mapping)
@@ -123,7 +123,7 @@ def _race(raw: Any) -> RaceResult:
     return RaceResult(kernel, key, stock, winner, times, {str(name): str(reason) for name, reason in out.items()})
 
 
-def _seconds(value: Any, name: str) -> float:
+def _seconds(value: object, name: str) -> float:
     if not is_seconds(value):
         raise ConfigError(f"tune {name}: got {value!r}, expected seconds")
     return float(value)

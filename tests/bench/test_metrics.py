@@ -8,32 +8,32 @@ import random
 import pytest
 
 from dflash2_mlx.bench.metrics import (
-    Cycle,
+    Round,
     Spread,
     acceptance_length,
     acceptance_rate,
     conditional_acceptance,
-    expected_length,
     mean_over_requests,
     spread,
     time_per_token,
     variation,
 )
+from dflash2_mlx.shares import expected_length
 
 # Four rounds of width 4: 3, 0, 1 and 3 drafts accepted; the last is cut after two tokens by the limit.
-BY_HAND = [Cycle(3, 3, 4), Cycle(0, 3, 1), Cycle(1, 3, 2), Cycle(3, 3, 2)]
+BY_HAND = [Round(3, 3, 4), Round(0, 3, 1), Round(1, 3, 2), Round(3, 3, 2)]
 
 
 def test_acceptance_length_counts_what_was_emitted() -> None:
     assert acceptance_length(BY_HAND) == (4 + 1 + 2 + 2) / 4
     assert acceptance_length([]) is None
-    assert acceptance_length([Cycle(0, 0, 1)] * 3) is None  # plain decoding has none
+    assert acceptance_length([Round(0, 0, 1)] * 3) is None  # plain decoding has none
 
 
 def test_the_mean_over_requests_is_not_weighted_by_length() -> None:
-    requests = [[Cycle(3, 3, 4)], [Cycle(0, 3, 1)] * 9]
+    requests = [[Round(3, 3, 4)], [Round(0, 3, 1)] * 9]
     assert mean_over_requests(map(acceptance_length, requests)) == 2.5
-    assert acceptance_length([cycle for cycles in requests for cycle in cycles]) == 1.3
+    assert acceptance_length([cycle for rounds in requests for cycle in rounds]) == 1.3
     assert mean_over_requests([None, 2.0, None]) == 2.0
     assert mean_over_requests([None]) is None
 
@@ -41,36 +41,25 @@ def test_the_mean_over_requests_is_not_weighted_by_length() -> None:
 def test_conditional_acceptance_by_hand() -> None:
     # draft 1: 3 of 4 rounds; draft 2: 2 of the 3 that got there; draft 3: 2 of 2
     assert conditional_acceptance(BY_HAND) == [3 / 4, 2 / 3, 2 / 2]
-    assert conditional_acceptance([Cycle(0, 2, 1)]) == [0.0, None]
+    assert conditional_acceptance([Round(0, 2, 1)]) == [0.0, None]
     assert conditional_acceptance([]) == []
 
 
 def test_a_round_that_drafted_less_says_nothing_about_later_drafts() -> None:
-    mixed = [Cycle(1, 1, 2), Cycle(1, 3, 2), Cycle(2, 3, 3)]
+    mixed = [Round(1, 1, 2), Round(1, 3, 2), Round(2, 3, 3)]
     assert conditional_acceptance(mixed) == [1.0, 1 / 2, 0.0]
 
 
 def test_acceptance_rate_leaves_out_what_was_cut() -> None:
     assert acceptance_rate(BY_HAND) == (3 + 0 + 1 + 2) / 12
-    assert acceptance_rate([Cycle(0, 0, 1)]) is None
-
-
-def test_expected_length_by_hand() -> None:
-    assert expected_length([0.5, 0.5]) == 1 + 0.5 + 0.25
-    assert expected_length([0.5, None, 1.0]) == 1.5
-    assert expected_length([]) == 1.0
-    # The published recalls of specification 6.3 give its published lengths.
-    recall_1 = [0.854, 0.803, 0.794, 0.783, 0.775, 0.759, 0.729]
-    recall_16 = [0.995, 0.973, 0.948, 0.926, 0.908, 0.894, 0.878]
-    assert expected_length(recall_1) == pytest.approx(4.27, abs=0.005)
-    assert expected_length(recall_16) == pytest.approx(6.80, abs=0.005)
+    assert acceptance_rate([Round(0, 0, 1)]) is None
 
 
 def test_expected_length_is_the_mean_of_uncut_rounds() -> None:
     draw = random.Random(0)
     accepted = [draw.randrange(6) for _ in range(200)]
-    cycles = [Cycle(a, 5, a + 1) for a in accepted]
-    assert expected_length(conditional_acceptance(cycles)) == pytest.approx(acceptance_length(cycles), abs=1e-12)
+    rounds = [Round(a, 5, a + 1) for a in accepted]
+    assert expected_length(conditional_acceptance(rounds)) == pytest.approx(acceptance_length(rounds), abs=1e-12)
 
 
 def test_the_first_token_has_no_time() -> None:

@@ -50,6 +50,7 @@ def test_text_lines(tmp_path: Path) -> None:
     [
         ("", "got no prompts"),
         ('{"prompt": "a"}\nplain\n', "prompts:2: got 'plain', expected a JSON object"),
+        pytest.param('{"prompt": ' + "[" * 100_000, "prompts:1: got .*, expected a JSON object", id="nested"),
         ('{"promt": "a"}', "got none of them, expected exactly one"),
         ('{"prompt": "a", "turns": ["b"]}', "got prompt and turns"),
         ('{"prompt": " "}', 'got prompt " "'),

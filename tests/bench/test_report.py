@@ -10,14 +10,14 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx import bench
-from dflash2_mlx.bench import Comparison, Cycle, PhaseTimes, Run, Setting, Spread
+from dflash2_mlx.bench import Comparison, PhaseTimes, Round, Run, Setting, Spread
 
 HERE = Setting(0, 0.0)
 
 
-def run(width: int, prompt: int, decode_s: float, *, repeat: int = 0, tokens: int = 11, cycles: str = "") -> Run:
-    """A run of 10 timed tokens; `cycles` spells accepted drafts per round, "" one plain round per token."""
-    rounds = tuple(Cycle(int(a), width - 1, int(a) + 1) for a in cycles) or (Cycle(0, 0, 1),) * (tokens - 1)
+def run(width: int, prompt: int, decode_s: float, *, repeat: int = 0, tokens: int = 11, accepted: str = "") -> Run:
+    """A run of 10 timed tokens; `accepted` spells accepted drafts per round, "" one plain round per token."""
+    rounds = tuple(Round(int(a), width - 1, int(a) + 1) for a in accepted) or (Round(0, 0, 1),) * (tokens - 1)
     return Run(
         HERE, width, repeat, prompt, 0, 7, tokens, 0.25 * (repeat + 1), decode_s, 1000 + prompt, "length", rounds
     )
@@ -25,8 +25,8 @@ def run(width: int, prompt: int, decode_s: float, *, repeat: int = 0, tokens: in
 
 PLAIN_RUNS = [run(1, 0, 1.0), run(1, 1, 3.0), run(1, 0, 1.0, repeat=1), run(1, 1, 5.0, repeat=1)]
 DRAFTED = [
-    run(4, 0, 0.5, cycles="3330"), run(4, 1, 1.0, cycles="0102"),
-    run(4, 0, 0.5, repeat=1, cycles="3330"), run(4, 1, 2.0, repeat=1, cycles="0102"),
+    run(4, 0, 0.5, accepted="3330"), run(4, 1, 1.0, accepted="0102"),
+    run(4, 0, 0.5, repeat=1, accepted="3330"), run(4, 1, 2.0, repeat=1, accepted="0102"),
 ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_an_interrupted_measurement_compares_what_both_have() -> None:
 
 
 def test_replies_of_one_token_have_no_speed() -> None:
-    (report,) = bench.summarize([run(1, 0, 1.0, tokens=1), run(4, 0, 1.0, tokens=1, cycles="1")])
+    (report,) = bench.summarize([run(1, 0, 1.0, tokens=1), run(4, 0, 1.0, tokens=1, accepted="1")])
     assert [arm.tokens_per_second for arm in report.arms] == [None, None]
     assert report.arms[1].speedup is None
     assert bench.advise([report]).block_size is None
@@ -81,8 +81,8 @@ def test_replies_of_one_token_have_no_speed() -> None:
 
 def advice(*speeds: tuple[int, float, str]) -> bench.Advice:
     events = [run(1, 0, 1.0), run(1, 0, 1.0, repeat=1)]
-    for width, speedup, cycles in speeds:
-        events += [run(width, 0, 1.0 / speedup, repeat=repeat, cycles=cycles) for repeat in (0, 1)]
+    for width, speedup, accepted in speeds:
+        events += [run(width, 0, 1.0 / speedup, repeat=repeat, accepted=accepted) for repeat in (0, 1)]
     return bench.advise(bench.summarize(events))
 
 
@@ -103,13 +103,13 @@ def test_plain_decoding_is_recommended_where_nothing_is_faster() -> None:
 
 def test_a_width_that_was_not_measured_everywhere_is_not_recommended() -> None:
     deep = Setting(9, 0.0)
-    events = [run(1, 0, 1.0), run(4, 0, 0.5, cycles="1"), run(8, 0, 0.1, cycles="1")]
+    events = [run(1, 0, 1.0), run(4, 0, 0.5, accepted="1"), run(8, 0, 0.1, accepted="1")]
     events += [replace(one, setting=deep) for one in events[:2]]
     assert bench.advise(bench.summarize(events)).block_size == 4
 
 
 def test_unsteady_and_single_repeats_are_told() -> None:
-    events = [run(1, 0, 1.0), run(4, 0, 0.5, cycles="1")]
+    events = [run(1, 0, 1.0), run(4, 0, 0.5, accepted="1")]
     assert "one repeat" in (bench.advise(bench.summarize(events)).caution or "")
     events += [replace(events[0], repeat=1), replace(events[1], repeat=1, decode_s=0.6)]
     # 20 against 16.67 tokens/s: 18 % of the median
@@ -136,7 +136,11 @@ def test_bad_generation_configs(tmp_path: Path) -> None:
     with pytest.raises(d2.CheckpointError, match=r"got no generation_config\.json"):
         bench.recommended_sampling(str(tmp_path))
     file = tmp_path / "generation_config.json"
-    for text, message in (("{", "unreadable"), ("[]", "got a JSON list"), ('{"do_sample": true, "top_p": 2}', "top_p")):
+    for text, message in (
+        ("{", "unreadable"),
+        ("[]", "got list, expected a JSON object"),
+        ('{"do_sample": true, "top_p": 2}', "top_p"),
+    ):
         file.write_text(text)
         with pytest.raises(d2.Dflash2Error, match=message):
             bench.recommended_sampling(str(tmp_path))

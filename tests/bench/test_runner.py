@@ -10,7 +10,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx import bench
-from dflash2_mlx.bench import BenchPrompt, Comparison, Cycle, Plan, Run, Setting
+from dflash2_mlx.bench import BenchPrompt, Comparison, Plan, Round, Run, Setting
 from tests.engines import SpellingTokenizer, scripted_engine, tiny_engine
 from tests.runs import PROMPT, lively_reply
 
@@ -61,14 +61,14 @@ def test_a_check_ends_a_measurement_in_the_middle_of_a_reply() -> None:
     assert len(runs_of(events)) == 1, "the second reply has more rounds than three"
 
 
-def test_cycles_are_the_rounds_without_the_prefill_and_cut_at_the_limit() -> None:
+def test_rounds_are_told_without_the_prefill_and_cut_at_the_limit() -> None:
     engine = scripted_engine(FAMILY, [2])
     plan = replace(PLAN, widths=(1, 5), repeats=1, max_tokens=9)
     plain, drafted = runs_of(list(bench.measure(engine, [BenchPrompt(TEXT)], plan)))
     # One token comes with the prefill; then 3 + 3 are committed, and 2 of the last 3 fit.
-    assert drafted.cycles == (Cycle(2, 4, 3), Cycle(2, 4, 3), Cycle(2, 4, 2))
-    assert plain.cycles == (Cycle(0, 0, 1),) * 8
-    assert bench.acceptance_length(drafted.cycles) == 8 / 3
+    assert drafted.rounds == (Round(2, 4, 3), Round(2, 4, 3), Round(2, 4, 2))
+    assert plain.rounds == (Round(0, 0, 1),) * 8
+    assert bench.acceptance_length(drafted.rounds) == 8 / 3
 
 
 def test_a_stop_token_cuts_the_last_cycle() -> None:
@@ -79,7 +79,7 @@ def test_a_stop_token_cuts_the_last_cycle() -> None:
     (run,) = runs_of(list(bench.measure(engine, [BenchPrompt(TEXT)], plan)))
     at = reply.index(stop)
     assert run.finish_reason == "stop" and run.generated_tokens == at + 1
-    assert sum(cycle.committed for cycle in run.cycles) == at
+    assert sum(done.committed for done in run.rounds) == at
 
 
 def test_a_wrong_reply_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

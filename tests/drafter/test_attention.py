@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.drafter.attention import DrafterAttention, block_mask
+from dflash2_mlx.drafter.config import DrafterConfig
 from tests.reference.drafter import rms_norm, rope
 from tests.reference.masks import visibility
 from tests.tiny import drafter_config

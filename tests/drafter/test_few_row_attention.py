@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.kernels._dispatch import dispatcher
 from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.decoder import DrafterMLP
 from dflash2_mlx.drafter.joined import join, run_joined, share
 from tests.tiny import drafter_config, make_tiny_drafter

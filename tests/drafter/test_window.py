@@ -15,8 +15,8 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx import buffers
 from dflash2_mlx.buffers import RowBuffers
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.drafter.attention import block_mask
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.drafter.window import narrow_view
 from dflash2_mlx.errors import SettingError

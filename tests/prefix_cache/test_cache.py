@@ -88,6 +88,7 @@ def test_turns_repeats_and_branches(family: str, config: d2.GenerationConfig, tm
     same([*FIRST, 7, *NEW], known)
     same(NEW, 0)
     assert cache.take_notes() == []
+    assert cache.disk_nbytes == sum(file.stat().st_size for file in tmp_path.iterdir()) > 0
 
     # The same after a restart, from disk.
     assert assert_same_after_restart(engine, [*FIRST, *reply, *NEW[::-1]], config, tmp_path) == known + TOKENS

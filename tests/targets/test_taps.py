@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.errors import ConfigError, PairError
 from dflash2_mlx.pairing import check_pair
 from dflash2_mlx.targets.adapter import FULL, LayerLoopTarget

@@ -117,6 +117,7 @@ def test_long_chats_are_cut(tmp_path):
     ("line", "words"),
     [
         ("no json", ["data.jsonl:2", "'no json'", "expected"]),
+        pytest.param("[" * 100_000, ["data.jsonl:2", "expected"], id="nested"),
         ("[1]", ["data.jsonl:2"]),
         ({"prompt": "x"}, ["data.jsonl:2", "prompt"]),
         ({"text": 5}, ["data.jsonl:2"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -23,18 +22,18 @@ from dflash2_mlx.training import (
     read_regenerated,
     regenerate,
 )
+from dflash2_mlx.training import batch as batch_module
 from tests.engines import tiny_engine
 from tests.runs import lively_target, run
 from tests.training.test_data import Chats, chat
 
-MODULE = importlib.import_module("dflash2_mlx.training.regenerate")  # the package gives the function this name
 SETTINGS = ReplySettings(max_tokens=10, batch=4, max_length=8)
 PROMPTS = [[5], [7, 8, 9, 10, 11, 12], [3, 4], [20, 21, 22], [50] * 11, [9, 9, 9], [1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama_sliding", "qwen3_5", "muse_glimmer"])
 def test_many_at_a_time_say_what_each_says_alone(family, monkeypatch):
-    monkeypatch.setattr(MODULE, "_CHUNK", 4)  # so that long prompts take several passes
+    monkeypatch.setattr(batch_module, "_CHUNK", 4)  # so that long prompts take several passes
     first = owner().call(lambda: PlainSession(lively_target(family)))
     stops = [run(first, Request(PROMPTS[0], 5)).tokens[-1]]
     engine = tiny_engine(family, stops=stops)
@@ -155,9 +154,10 @@ def test_a_file_made_otherwise_is_refused(tmp_path, changes, items, words):
 
 
 def test_bad_files_and_prompts(tmp_path):
-    (tmp_path / "r.jsonl").write_text('{"a": 1}\nnonsense\n')
-    with pytest.raises(d2.ConfigError, match="got an unreadable line"):
-        next(regenerate(engine_with_chats(), ITEMS, tmp_path / "r.jsonl", SETTINGS))
+    for text in ('{"a": 1}\nnonsense\n', "[1]\n", "5\n", "\n"):
+        (tmp_path / "r.jsonl").write_text(text)
+        with pytest.raises(d2.ConfigError, match="got an unreadable line"):
+            next(regenerate(engine_with_chats(), ITEMS, tmp_path / "r.jsonl", SETTINGS))
     with pytest.raises(d2.PromptError, match="prompt 1: got 0 tokens"):
         next(batch_replies(tiny_engine(), [[1], []], SETTINGS))
 
@@ -166,6 +166,7 @@ def test_bad_files_and_prompts(tmp_path):
     ("changes", "words"),
     [
         ({"max_tokens": 0}, "max_tokens: got 0"),
+        ({"max_tokens": 2.5}, "max_tokens: got 2.5"),
         ({"batch": 0}, "batch: got 0"),
         ({"temperature": float("nan")}, "temperature: got nan"),
         ({"prompt_tokens": 0}, "prompt_tokens: got 0"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx import costs
+from dflash2_mlx import timing
 from dflash2_mlx.kernels._contest import Contest
 from dflash2_mlx.kernels._dispatch import KernelMismatch
 
@@ -29,7 +29,7 @@ CLOCK = Clock()
 
 def use_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have passes timed by `CLOCK`."""
-    monkeypatch.setattr(costs, "time", CLOCK)
+    monkeypatch.setattr(timing, "time", CLOCK)
 
 
 def contest(

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.config import DrafterConfig
 from dflash2_mlx.costs import seconds_to_measure
+from dflash2_mlx.drafter.config import DrafterConfig
 from dflash2_mlx.kernels import _dispatch, target_contests
 from dflash2_mlx.kernels._contest import Contest
 from dflash2_mlx.kernels._dispatch import dispatcher

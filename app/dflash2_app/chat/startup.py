@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-MINI = "mini"
 GB = 10**9
 _ANSWER_S = 2.0
 

@@ -182,7 +182,7 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
 
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # the load says what is wrong with it
     return config if isinstance(config, dict) else None
 

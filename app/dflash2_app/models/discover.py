@@ -140,7 +140,7 @@ def _read_config(folder: Path) -> dict[str, Any] | str:
     """The parsed config, or why there is none."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"got an unreadable config.json ({error}), expected JSON"
     return config if isinstance(config, dict) else "got a config.json that is no JSON object"
 
@@ -151,7 +151,7 @@ def missing_weights(folder: Path) -> str | None:
     if index.is_file():
         try:
             named = {str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
             return f"got an unreadable {_INDEX}, expected the list of weight files"
         missing = sorted(name for name in named if not (folder / name).is_file())
         if missing:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AppError
+from ..settings.names import MINI
 from .discover import local_config
 from .suggestions import pair_that_fits
 
@@ -128,12 +129,13 @@ def local_fit(
     limit: int | None = None,
 ) -> Fit:
     """`check_fit` of a pair by name; nothing is known of one whose config is not on this machine."""
-    from dflash2_mlx.embedded import MINI, MINI_DRAFTER, MINI_TARGET
+    import dflash2_mlx as d2
 
-    config = local_config(str(MINI_TARGET) if target == MINI else target)
+    mini_target, mini_drafter = d2.embedded_pair()
+    config = local_config(str(mini_target) if target == MINI else target)
     if config is None:
         return Fit(None, None, reason=f"{target} is not on this machine")
-    drafts = local_config(str(MINI_DRAFTER) if drafter == MINI else drafter) if drafter else None
+    drafts = local_config(str(mini_drafter) if drafter == MINI else drafter) if drafter else None
     return check_fit(config, drafts, context, precision=precision, limit=limit)
 
 

@@ -37,7 +37,7 @@ def find_places(base: Path | None = None) -> Places:
     if settings.is_file():
         try:
             folders = _model_dirs(json.loads(settings.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             why = f"got an unreadable file ({error}), expected oMLX's settings: its folders are left out"
             notes.append(f"{settings}: {why}")
     return Places(hub_cache(), folders or [root / "models"], notes)

@@ -10,20 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from .keys import KEYS
 from .names import MINI
 from .resolve import COMMAND_LINE, Effective
 
 SIXTEEN, THIRTY_TWO = 16, 32
-
-
-@dataclass(frozen=True)
-class Abilities:
-    """What the library of this build can do of what the settings ask for."""
-
-    adaptive_widths: bool = False
-    draft_window: bool = False
-    prefix_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +64,6 @@ def make_plan(
     effective: Effective,
     target: str,
     *,
-    abilities: Abilities,
     ssd_folder: Path | None = None,
     tune_folder: Path | None = None,
 ) -> Plan:
@@ -90,9 +79,7 @@ def make_plan(
     bits = _draft_bits(effective, drafter, notes)
     mode = "off" if effective["dflash_verify_mode"] == "off" else "dflash"
     if drafter is not None:
-        mode = _verify_mode(effective, abilities, notes)
-    if drafter is not None:
-        _long_context_notes(effective, abilities, notes)
+        mode = _verify_mode(effective, notes)
     return Plan(
         target=target,
         drafter=drafter,
@@ -108,9 +95,9 @@ def make_plan(
         verify_mode=mode,
         max_ctx=effective["dflash_max_ctx"],
         max_context_window=effective["max_context_window"],
-        draft_window=effective["dflash_draft_window_size"] if abilities.draft_window else None,
-        draft_sink=effective["dflash_draft_sink_size"] if abilities.draft_window else 0,
-        prefix=_prefix(effective, abilities, ssd_folder, notes),
+        draft_window=effective["dflash_draft_window_size"],
+        draft_sink=effective["dflash_draft_sink_size"],
+        prefix=_prefix(effective, ssd_folder, notes),
         strict=strict,
         notes=tuple(notes),
         tune=effective["tune"],
@@ -161,38 +148,18 @@ def _draft_bits(effective: Effective, drafter: str | None, notes: list[str]) -> 
     return bits
 
 
-def _verify_mode(effective: Effective, abilities: Abilities, notes: list[str]) -> str:
+def _verify_mode(effective: Effective, notes: list[str]) -> str:
     mode = effective["dflash_verify_mode"]
     if not effective.given("dflash_verify_mode") and not effective.configured("dflash_enabled"):
         return "dflash"  # a pair named just now, or the embedded one: no oMLX record whose silence means adaptive
     if mode == "ddtree":
         notes.append("Verify mode: ddtree runs as dflash here: it is not used with DFlash 2")
         return "dflash"
-    if mode == "adaptive" and not abilities.adaptive_widths:
-        if effective.given("dflash_verify_mode"):
-            notes.append("Verify mode: adaptive runs as dflash: this build has no width policy yet")
-        return "dflash"
     return mode
 
 
-def _long_context_notes(effective: Effective, abilities: Abilities, notes: list[str]) -> None:
-    if abilities.draft_window:
-        return
-    for name in ("dflash_draft_window_size", "dflash_draft_sink_size"):
-        if effective[name]:
-            label = KEYS[name].label
-            notes.append(f"{label}: {effective[name]} has no effect yet: the drafter keeps its checkpoint's window")
-
-
-def _prefix(
-    effective: Effective, abilities: Abilities, ssd_folder: Path | None, notes: list[str]
-) -> PrefixLimits | None:
+def _prefix(effective: Effective, ssd_folder: Path | None, notes: list[str]) -> PrefixLimits | None:
     on_disk = effective["dflash_ssd_cache"]
-    if not abilities.prefix_cache:
-        names = ("dflash_in_memory_cache_max_entries", "dflash_in_memory_cache_max_bytes", "dflash_ssd_cache")
-        if any(effective.given(name) for name in names if name != "dflash_ssd_cache" or on_disk):
-            notes.append("In-memory cache and SSD cache: have no effect yet: this build has no prefix cache")
-        return None
     if not effective["dflash_in_memory_cache"]:
         if on_disk:
             notes.append("SSD cache: has no effect without the In-memory cache")

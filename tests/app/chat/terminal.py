@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -109,10 +108,3 @@ class Terminal:
 def chat_command(*arguments: str | Path) -> list[str]:
     """`dflash2-mlx chat` of this checkout."""
     return [sys.executable, "-m", "dflash2_app", "chat", *map(str, arguments)]
-
-
-def screen_of(terminal: Terminal) -> str:
-    """The screen with a frame, to look at by hand."""
-    width = terminal.screen.columns
-    lines = [f"|{line:<{width}}|" for line in terminal.screen.display]
-    return os.linesep.join(["+" + "-" * width + "+", *lines, "+" + "-" * width + "+"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tiny import save_drafter, save_target
 
+from ..conftest import Run
 from . import Hub
 
 MINI = Path(__file__).resolve().parents[3] / "dflash2_mlx" / "data" / "mini"
@@ -45,3 +48,17 @@ def pair(hub: Hub, folders: Published) -> Published:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dflash2_app.models.hub.FIRST_WAIT_S", 0.001)
+
+
+def names(run: Run, *arguments: object) -> list[str]:
+    """What `models …` lists, by name."""
+    ran = run("models", *map(str, arguments))
+    assert ran.code == 0, ran.err
+    return [line.split("\t")[0] for line in ran.out.splitlines()]
+
+
+def shown(run: Run, *arguments: object) -> dict[str, Any]:
+    """What `models … --json` says."""
+    ran = run("models", *map(str, arguments), "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)

@@ -1,6 +1,6 @@
 """A small server that speaks the Hub's protocol on this machine, with faults on request.
 
-Owns: repositories in memory with their history, the routes that `huggingface_hub` and `models pull` use, and a list
+Owns: the routes that `huggingface_hub` and `models pull` use, and a list
 of faults that fire a given number of times. Large files are redirected to a second origin (`localhost` instead of
 `127.0.0.1`), as the real Hub redirects them to its storage.
 
@@ -15,8 +15,6 @@ Routes: /api/models (search, author, filter, sort, limit), /api/models/ID[/revis
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import json
 import socket
 import sys
@@ -29,55 +27,10 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LARGE = (".safetensors", ".bin", ".gguf")  # what a repository keeps in large-file storage
+from .repos import LARGE, Repo, blob_id, page_of, sha256, sibling, tree_entry
+
 _SORTS = {"downloads": "downloads", "likes": "likes", "lastModified": "lastModified", "createdAt": "createdAt",
           "trendingScore": "trendingScore"}  # fmt: skip
-
-
-@functools.cache
-def blob_id(content: bytes) -> str:
-    """Git's name of a file."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-@functools.cache
-def sha256(content: bytes) -> str:
-    """What large-file storage calls it."""
-    return hashlib.sha256(content).hexdigest()
-
-
-@dataclass
-class Repo:
-    """One repository: its newest files last, and what its page says."""
-
-    id: str
-    history: list[dict[str, bytes]]
-    gated: bool = False
-    license: str | None = None
-    tags: list[str] = field(default_factory=list)
-    downloads: int = 0
-    likes: int = 0
-    last_modified: str = "2026-10-01T00:00:00.000Z"
-
-    def commit(self, number: int = -1) -> str:
-        names = "".join(f"{name}{sha256(content)}" for name, content in sorted(self.history[number].items()))
-        return hashlib.sha1(f"{self.id}{names}".encode()).hexdigest()
-
-    def at(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        """Commit and files of a branch or commit; None where there is no such revision."""
-        if revision == "main":
-            return self.commit(), self.history[-1]
-        for number in range(len(self.history)):
-            if self.commit(number) == revision:
-                return revision, self.history[number]
-        return None
-
-    def config(self) -> dict[str, Any]:
-        """What the page shows of `config.json`; nothing when it cannot be read."""
-        try:
-            return json.loads(self.history[-1].get("config.json", b""))
-        except ValueError:
-            return {}
 
 
 @dataclass
@@ -287,10 +240,10 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             self._error(HTTPStatus.NOT_FOUND, "RevisionNotFound")
         elif verb == "tree":
-            self._json([_tree_entry(name, content) for name, content in found[1].items()])
+            self._json([tree_entry(name, content) for name, content in found[1].items()])
         else:
-            page = _page(repo) | {"sha": found[0], "config": repo.config()}
-            page["siblings"] = [_sibling(name, content, "blobs" in query) for name, content in found[1].items()]
+            page = page_of(repo) | {"sha": found[0], "config": repo.config()}
+            page["siblings"] = [sibling(name, content, "blobs" in query) for name, content in found[1].items()]
             self._json(page)
 
     def _search(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
@@ -303,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
             and (not author or repo.id.split("/")[0] == author)
             and tags <= set(repo.tags)
         ]  # fmt: skip
-        pages = [_page(repo) for repo in found]
+        pages = [page_of(repo) for repo in found]
         if "sort" in query:
             pages.sort(key=lambda page: page[_SORTS[query["sort"][0]]], reverse=True)
         return pages[: int(query.get("limit", ["1000"])[0])]
@@ -390,30 +343,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         if cut is not None:
             self.close_connection = True
-
-
-def _page(repo: Repo) -> dict[str, Any]:
-    tags = [*repo.tags, *([f"license:{repo.license}"] if repo.license else [])]
-    return {
-        "id": repo.id, "modelId": repo.id, "author": repo.id.split("/")[0], "sha": repo.commit(), "private": False,
-        "gated": "manual" if repo.gated else False, "disabled": False, "downloads": repo.downloads,
-        "likes": repo.likes, "tags": tags, "lastModified": repo.last_modified, "createdAt": repo.last_modified,
-        "trendingScore": repo.likes, "pipeline_tag": "text-generation", "library_name": "mlx",
-        "cardData": {"license": repo.license} if repo.license else {},
-    }  # fmt: skip
-
-
-def _sibling(name: str, content: bytes, blobs: bool) -> dict[str, Any]:
-    if not blobs:
-        return {"rfilename": name}
-    found: dict[str, Any] = {"rfilename": name, "size": len(content), "blobId": blob_id(content)}
-    if name.endswith(LARGE):
-        found["lfs"] = {"sha256": sha256(content), "size": len(content), "pointerSize": 134}
-    return found
-
-
-def _tree_entry(name: str, content: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": blob_id(content)}
-    if name.endswith(LARGE):
-        entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
-    return entry

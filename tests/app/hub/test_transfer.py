@@ -24,7 +24,7 @@ from dflash2_app.models import transfer
 from ..conftest import Run, environment, spawn
 from . import Hub
 from .conftest import TARGET, Published
-from .server import sha256
+from .repos import sha256
 from .test_pull import CONFIG, cache, snapshot
 
 BIG = os.urandom(3_000_000)

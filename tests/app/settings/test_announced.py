@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.engine import Configured, load_configured
+from dflash2_app.engine import Configured, prepare
 from dflash2_app.errors import AppError
 from dflash2_app.models import registry
 from dflash2_app.models.registry import KnownPair, KnownTarget
@@ -79,7 +79,7 @@ def test_the_default_model_answers_without_a_flag(run: Run, announced: Path) -> 
 def test_max_context_holds_for_one_prompt_and_no_longer(run: Run, announced: Path) -> None:
     tokens = len(f"[user]{PROMPT}[assistant]")
     run("settings", "set", announced, f"dflash_max_ctx={tokens}")
-    pair = load_configured("tiny-27b-4bit")
+    pair = prepare("tiny-27b-4bit").load()
     session = d2.new_session(pair.engine, pair.generation_config())
     results = [reply(pair, prompt) for prompt in (PROMPT, PROMPT[:-1], PROMPT + "!", PROMPT[:-1])]
     assert [result.stats.mode for result in results] == ["plain", "dflash2", "plain", "dflash2"]
@@ -91,13 +91,13 @@ def test_max_context_holds_for_one_prompt_and_no_longer(run: Run, announced: Pat
              for prompt in (PROMPT[:-1], PROMPT, PROMPT[:-1])]  # fmt: skip
     assert [turn.stats.mode for turn in turns] == ["dflash2", "plain", "dflash2"], "a session is left as it was"
     run("settings", "set", announced, "dflash_max_ctx=0")
-    assert reply(load_configured("tiny-27b-4bit")).stats.mode == "dflash2"
+    assert reply(prepare("tiny-27b-4bit").load()).stats.mode == "dflash2"
 
 
 def test_max_context_window_cuts_the_reply_and_refuses_a_prompt(run: Run, announced: Path) -> None:
     tokens = len(f"[user]{PROMPT}[assistant]")
     run("settings", "set", announced, f"max_context_window={tokens + 3}")
-    pair = load_configured("tiny-27b-4bit")
+    pair = prepare("tiny-27b-4bit").load()
     assert reply(pair).stats.generated_tokens == 3
     with pytest.raises(AppError, match=f"prompt: got {tokens + 3} tokens, expected fewer than Max context window"):
         reply(pair, PROMPT + "xyz")
@@ -105,7 +105,7 @@ def test_max_context_window_cuts_the_reply_and_refuses_a_prompt(run: Run, announ
 
 def test_the_quantized_drafter_is_what_was_asked_for(run: Run, announced: Path) -> None:
     """Runs like `d2.load` with the same options: as many rounds, not only the same text."""
-    pair = load_configured("tiny-27b-4bit")
+    pair = prepare("tiny-27b-4bit").load()
     by_hand = d2.load(pair.plan.target, pair.plan.drafter, draft_bits=4, draft_group_size=64)
     rounds = []
     for engine in (pair.engine, by_hand):
@@ -132,7 +132,7 @@ def test_32_bit_activations(run: Run, announced: Path) -> None:
     from mlx.utils import tree_flatten
 
     run("settings", "set", announced, "dflash_draft_quant_activation_bits=32", "dflash_draft_quant_enabled=on")
-    pair = load_configured("tiny-27b-4bit")
+    pair = prepare("tiny-27b-4bit").load()
     assert pair.engine.drafter is not None
     kinds = {array.dtype for _, array in tree_flatten(pair.engine.drafter.parameters())}
     assert kinds == {mx.float32, mx.uint32}

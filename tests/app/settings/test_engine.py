@@ -12,11 +12,10 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_app import engine
-from dflash2_app.engine import load_configured, prepare
+from dflash2_app.engine import prepare
 from dflash2_app.fit import Room, check_memory, prefix_shares, weight_bytes
 from dflash2_app.loading import Loaded, share_prefix_memory
 from dflash2_app.settings.files import SettingsError
-from dflash2_app.settings.plan import Abilities
 
 from ..conftest import Run
 from ..fake_library import BLOCK_SIZE, FakeLibrary
@@ -182,23 +181,23 @@ def test_activation_bits_reach_the_library(
 ) -> None:
     """On the CPU back-end 16 cannot pay, so it is told instead."""
     configure(base, o__t={**ON, "dflash_draft_quant_enabled": True, "dflash_draft_quant_activation_bits": bits})
-    pair = load_configured("o/t")
+    pair = prepare("o/t").load()
     assert library.loads[0].get("drafter_dtype") == expected
     assert any("16 runs as 32" in note for note in pair.report.notes) == (bits == 16)
 
 
 def test_the_report_uses_the_words_of_omlx(library: FakeLibrary, base: Path, pairs: list[tuple[str, str]]) -> None:
     configure(base, o__t=ON, o__u={**ON, "dflash_draft_model": None})
-    assert load_configured("o/t").report.to_dict() == {
+    assert prepare("o/t").load().report.to_dict() == {
         "effective_engine": "dflash2", "dflash_requested": True, "dflash_active": True, "dflash_fallback_reason": None,
         "notes": [],
     }  # fmt: skip
-    found = load_configured("o/u").report
+    found = prepare("o/u").load().report
     assert (found.effective_engine, found.dflash_requested, found.dflash_active) == ("plain", True, False)
     assert found.dflash_fallback_reason == "DFlash is on, and no Draft Model is set"
 
 
-def test_what_later_parts_of_the_library_will_get(
+def test_window_sink_and_prefix_cache_reach_the_library(
     library: FakeLibrary, base: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Any, ...]] = []
@@ -207,18 +206,17 @@ def test_what_later_parts_of_the_library_will_get(
         made.append(limits)
         return SimpleNamespace(max_bytes=limits[1])
 
-    monkeypatch.setattr(engine, "ABILITIES", Abilities(draft_window=True, prefix_cache=True))
     monkeypatch.setattr(d2, "PrefixCache", make)
     configure(base, o__t={**ON, "dflash_draft_window_size": 6, "dflash_draft_sink_size": 2, "dflash_ssd_cache": True})
-    pair = load_configured("o/t")
+    pair = prepare("o/t").load()
     assert library.loads[0] | {"draft_window": 6, "draft_sink": 2} == library.loads[0]
     assert made == [(4, 8 * 2**30, base / "cache" / "dflash2_prefix", 20 * 2**30)]
     assert pair.prefix_cache.max_bytes == 8 * 2**30
     configure(base, o__t=ON)
-    assert load_configured("o/t").prefix_cache is None, "of no use to a single reply"
-    assert load_configured("o/t", several=True).prefix_cache.max_bytes == 8 * 2**30
+    assert prepare("o/t").load().prefix_cache is None, "of no use to a single reply"
+    assert prepare("o/t").load(several=True).prefix_cache.max_bytes == 8 * 2**30
     monkeypatch.setattr(engine, "check_memory", lambda *_, **__: Room(10**9))
-    tight = load_configured("o/t", several=True)
+    tight = prepare("o/t").load(several=True)
     assert made[-1][1] == 10**9 and "In-memory cache size: 8.6 GB are set" in tight.report.notes[-1]
 
 
@@ -259,7 +257,7 @@ def test_prefix_caches_share_what_all_models_leave() -> None:
 def test_request_levels(library: FakeLibrary, base: Path, pairs: list[tuple[str, str]]) -> None:
     configure(base, o__t={**ON, "temperature": 0.5, "chat_template_kwargs": {"a": 1, "b": 2}, "enable_thinking": True,
                           "forced_ct_kwargs": ["a"]})  # fmt: skip
-    pair = load_configured("o/t", request={"temperature": 0.9, "dflash_block_size": 2})
+    pair = prepare("o/t", request={"temperature": 0.9, "dflash_block_size": 2}).load()
     library.engine.tokenizer.has_chat_template = True
     config = pair.generation_config({"a": 9, "c": 3})
     assert config.sampling.temperature == 0.9 and config.block_size == 2

@@ -11,7 +11,6 @@ import pytest
 from dflash2_app.errors import UsageError
 from dflash2_app.settings.keys import DFLASH
 from dflash2_app.settings.plan import (
-    Abilities,
     Plan,
     PrefixLimits,
     drafter_dtype,
@@ -22,16 +21,15 @@ from dflash2_app.settings.plan import (
 )
 from dflash2_app.settings.resolve import resolve
 
-ALL = Abilities(adaptive_widths=True, draft_window=True, prefix_cache=True)
 ON: dict[str, Any] = {"dflash_enabled": True, "dflash_draft_model": "o/d", "dflash_verify_mode": "dflash"}
 
 
-def plan_of(abilities: Abilities = ALL, target: str = "o/t", ssd: Path | None = None, **model: Any) -> Plan:
-    return make_plan(resolve({"model": model}), target, abilities=abilities, ssd_folder=ssd)
+def plan_of(target: str = "o/t", ssd: Path | None = None, **model: Any) -> Plan:
+    return make_plan(resolve({"model": model}), target, ssd_folder=ssd)
 
 
 def typed(**values: Any) -> Plan:
-    return make_plan(resolve({"command line": values, "model": ON}), "o/t", abilities=ALL)
+    return make_plan(resolve({"command line": values, "model": ON}), "o/t")
 
 
 def test_off_is_plain_decoding_without_a_reason() -> None:
@@ -97,16 +95,16 @@ def test_activation_bits(bits: int | None, backend: str, expected: str, told: bo
 
 
 @pytest.mark.parametrize(
-    ("mode", "abilities", "expected", "told"),
+    ("mode", "expected", "told"),
     [
-        ("dflash", Abilities(), "dflash", ""), ("dflash", ALL, "dflash", ""), ("adaptive", ALL, "adaptive", ""),
-        ("adaptive", Abilities(), "dflash", "Verify mode: adaptive runs as dflash"),
-        ("ddtree", ALL, "dflash", "Verify mode: ddtree runs as dflash"),
-        (None, ALL, "adaptive", ""), (None, Abilities(), "dflash", ""),
+        ("dflash", "dflash", ""),
+        ("adaptive", "adaptive", ""),
+        ("ddtree", "dflash", "Verify mode: ddtree runs as dflash"),
+        (None, "adaptive", ""),
     ],
-)  # fmt: skip
-def test_verify_mode(mode: str | None, abilities: Abilities, expected: str, told: str) -> None:
-    plan = plan_of(abilities, **{**ON, "dflash_verify_mode": mode})
+)
+def test_verify_mode(mode: str | None, expected: str, told: str) -> None:
+    plan = plan_of(**{**ON, "dflash_verify_mode": mode})
     assert plan.verify_mode == expected and plan.drafter == "o/d"
     assert [note.startswith(told) for note in plan.notes] == ([True] if told else [])
 
@@ -114,8 +112,8 @@ def test_verify_mode(mode: str | None, abilities: Abilities, expected: str, told
 def test_verify_mode_of_a_pair_that_no_record_knows() -> None:
     """Silence means adaptive in a record, as in oMLX; a pair that was just named drafts whole blocks."""
     silent = resolve({"command line": {"dflash_enabled": True, "dflash_draft_model": "o/d"}})
-    assert make_plan(silent, "o/t", abilities=ALL).verify_mode == "dflash"
-    assert make_plan(resolve({}, {"dflash_enabled": True}), "mini", abilities=ALL).verify_mode == "dflash"
+    assert make_plan(silent, "o/t").verify_mode == "dflash"
+    assert make_plan(resolve({}, {"dflash_enabled": True}), "mini").verify_mode == "dflash"
     assert plan_of(dflash_enabled=True, dflash_draft_model="o/d").verify_mode == "adaptive"
     assert typed(dflash_verify_mode="adaptive").verify_mode == "adaptive"
 
@@ -159,10 +157,6 @@ def test_window_and_sink() -> None:
     values = {"dflash_draft_window_size": 512, "dflash_draft_sink_size": 64}
     plan = plan_of(**ON, **values)
     assert (plan.draft_window, plan.draft_sink, plan.notes) == (512, 64, ())
-    without = plan_of(Abilities(), **ON, **values)
-    assert (without.draft_window, without.draft_sink) == (None, 0)
-    assert [note.split(":")[0] for note in without.notes] == ["Draft window size", "Draft sink size"]
-    assert plan_of(Abilities(), **ON, dflash_draft_sink_size=0).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -193,9 +187,6 @@ def test_prefix_cache_limits() -> None:
     assert "cache.ssd_cache_dir" in nowhere.notes[0]
     off = plan_of(ssd=Path("/s"), **ON, dflash_in_memory_cache=False, dflash_ssd_cache=True)
     assert off.prefix is None and "SSD cache: has no effect without the In-memory cache" in off.notes
-    without = plan_of(Abilities(), **ON, **values)
-    assert without.prefix is None and "have no effect yet" in without.notes[0]
-    assert plan_of(Abilities(), **ON).notes == ()
 
 
 # Values that differ from the default, one for each key: taken away, something must look different.
@@ -209,17 +200,8 @@ TRIED: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("abilities", [ALL, Abilities()], ids=["all", "none"])
 @pytest.mark.parametrize("name", [key.name for key in DFLASH])
-def test_no_key_is_without_effect(name: str, abilities: Abilities) -> None:
-    if name == "dflash_ssd_cache_max_bytes" and abilities == Abilities():
-        pytest.skip("a limit of what is not there; the missing cache itself is told")
+def test_no_key_is_without_effect(name: str) -> None:
     about = {**ON, "dflash_draft_quant_enabled": name != "dflash_draft_quant_enabled"}
-    if name == "dflash_in_memory_cache" and abilities == Abilities():
-        about["dflash_in_memory_cache_max_entries"] = 3
-    before = plan_of(abilities, ssd=Path("/s"), **about)
-    after = plan_of(abilities, ssd=Path("/s"), **{**about, name: TRIED[name]})
-    if name == "dflash_in_memory_cache" and abilities == Abilities():
-        assert after.prefix is None and "no effect yet" in after.notes[0]
-    else:
-        assert before != after
+    before = plan_of(ssd=Path("/s"), **about)
+    assert before != plan_of(ssd=Path("/s"), **{**about, name: TRIED[name]})

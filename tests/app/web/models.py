@@ -24,7 +24,7 @@ from dflash2_app.engine import Configured, Report, prepare
 from dflash2_app.loading import Loaded
 from dflash2_app.settings.names import Named
 from dflash2_app.settings.paths import Base
-from dflash2_app.settings.plan import Abilities, make_plan
+from dflash2_app.settings.plan import make_plan
 from dflash2_app.settings.resolve import MODEL, resolve
 from dflash2_app.web.offers import SERVER_DEFAULTS, ConfiguredSource
 from dflash2_app.web.served import Card, Prompt, Served
@@ -117,7 +117,7 @@ def tiny_pair(
     """An engine under settings by key, as a model's record would give them."""
     effective = resolve({MODEL: {"max_tokens": 64, **settings}})
     engine = engine or tiny_engine(drafts=drafts)
-    plan = make_plan(effective, "tiny", abilities=Abilities(adaptive_widths=True, prefix_cache=True))
+    plan = make_plan(effective, "tiny")
     loaded = Loaded(engine, prefix_cache=cache)
     return Configured(loaded, Named("tiny", "tiny", False), effective, plan, report(drafts))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dflash2_mlx.analysis.shares import conditional_shares, expected_length, leading, reached_positions
+from dflash2_mlx.shares import conditional_shares, expected_length, leading, reached_positions
 
 RIGHT = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], dtype=bool)
 ALL = np.ones_like(RIGHT)
@@ -32,7 +32,7 @@ def test_a_block_counts_only_where_it_was_asked():
 def test_where_nobody_got_nothing_is_added():
     assert expected_length([]) == 1.0
     assert expected_length([0.5, 0.0, None]) == 1.5
-    assert expected_length([0.5, None, None]) == 1.5
+    assert expected_length([0.5, None, 1.0]) == 1.5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""A target's weights, from files to arrays in the dtype they are held in.
+
+Owns: what is cast and what is not, and the refusal of files that mlx-lm cannot read or that hold no numbers. All of
+it runs on the thread that owns MLX.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import dequantize_model, load_model
+
+from ..errors import CheckpointError
+from ..layout import store_for_device
+
+
+def read_target(folder: Path, dtype: mx.Dtype | None, *, dequantize: bool) -> nn.Module:
+    """mlx-lm's model with its weights read.
+
+    Args:
+        folder: a whole checkpoint.
+        dtype: of all numbers that are not packed; None keeps the files' own.
+        dequantize: unpack quantized matrices.
+    Raises:
+        CheckpointError: mlx-lm refuses the files, or a vector holds a number that is not finite.
+    """
+    try:
+        model, _ = load_model(folder, lazy=True)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{folder}: got weights mlx-lm refuses ({line[:300]}), expected a complete checkpoint"
+        ) from None
+    if dtype == mx.float32:
+        # Scales and biases too: 4-bit weights then run with float32 activations, and dequantize without rounding.
+        model.set_dtype(dtype)
+    elif dtype is not None:
+        _cast(model, dtype)
+    if dequantize:
+        model = dequantize_model(model)
+    store_for_device(model)
+    _check_finite(model, folder)
+    return model
+
+
+def _check_finite(model: nn.Module, folder: Path) -> None:
+    """Refuse vectors (norms, biases, scales of decay) with numbers that would spoil every token; reads little."""
+    vectors = dict(tree_flatten(model.parameters()))
+    small = {
+        name: array for name, array in vectors.items() if array.ndim == 1 and mx.issubdtype(array.dtype, mx.floating)
+    }
+    fine = {name: mx.isfinite(array).all() for name, array in small.items()}
+    mx.eval(list(fine.values()))
+    for name, good in fine.items():
+        if not good.item():
+            raise CheckpointError(f"{folder}: got a number that is not finite in {name}, expected finite weights")
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Cast all but the decay of gated-delta layers, which mlx-lm keeps in float32 as well."""
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        if path.endswith("A_log") or not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        return array.astype(dtype)
+
+    model.update(tree_map_with_path(cast, model.parameters()))
