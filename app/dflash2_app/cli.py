@@ -101,6 +101,8 @@ def _report(error: BaseException, arguments: list[str]) -> int:
     problem = explain(error)
     if os.environ.get("DFLASH2_DEBUG") == "1":
         traceback.print_exception(error)
+    if not problem.message:  # a group was named alone: its help is on the screen already
+        return problem.exit_code
     hint = problem.hint
     if hint is None and problem.exit_code == USAGE:
         hint = f"`{' '.join([NAME, *_command_of(arguments)])} --help` lists the options"

@@ -266,8 +266,10 @@ def test_a_pane_is_drawn_anew_only_when_it_changes(monkeypatch: pytest.MonkeyPat
 def test_the_panes_say_what_they_wait_for() -> None:
     lane = Lane("plain", "both warm up")
     assert lane.footer() == "both warm up"
-    lane.waiting = "waits for its turn"
-    assert lane.footer() == "waits for its turn"
+    lane.start("both warm up")
+    assert re.fullmatch(r"\d\.\d s · both warm up", lane.footer()) and lane.running, "its seconds are a sign of life"
+    lane.wait("waits for its turn")
+    assert lane.footer() == "waits for its turn" and not lane.running
 
 
 def test_model_text_cannot_reach_the_terminal() -> None:

@@ -54,6 +54,13 @@ def test_no_command_shows_the_help(run: Run) -> None:
     assert all(name in shown.out for name in (*COMMANDS, *GROUPS))
 
 
+@pytest.mark.parametrize("words", [["models"], ["settings"], ["settings", "profile"]])
+def test_a_group_alone_shows_its_help_and_no_empty_error(run: Run, words: list[str]) -> None:
+    shown = run(*words)
+    assert shown.code == 2
+    assert "Usage:" in shown.out + shown.err and "--help" in shown.out + shown.err and "error:" not in shown.err
+
+
 def test_version_names_what_it_runs_on(run: Run) -> None:
     shown = run("--version")
     assert shown.code == 0

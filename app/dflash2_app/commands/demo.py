@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .demo_view import Lane
 
 _PANEL = "Output"
+WARMING_UP = "both warm up, slow the first time"
 REFRESHES_PER_SECOND = 10
 MOST_SEED = 2**53 - 1  # beyond it, a browser's numbers are no longer exact
 
@@ -214,7 +215,7 @@ def _chats(engine: d2.Engine, config: d2.GenerationConfig) -> bool:
 
 
 def _compare_for_json(pair: Pair, out: Output) -> d2.Verdict:
-    out.status("warming up")
+    out.status(WARMING_UP)
     pair.warm_up()
     results = {}
     for mode in MODES:
@@ -233,7 +234,9 @@ def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
 
     from .demo_view import figures
 
+    out.status(WARMING_UP)
     pair.warm_up()
+    out.end_status()
     out.data(f"{subject(pair.engine, pair.config)}\none run after the other, so that neither slows the other\n")
     results = {}
     for mode in MODES:
@@ -255,13 +258,15 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
 
     console = Console()
     shown = _shown(pair)
-    lanes = {mode: Lane(TITLES[mode], "both warm up", shown) for mode in MODES}
+    lanes = {mode: Lane(TITLES[mode], "", shown) for mode in MODES}
     screen = Screen(subject(pair.engine, pair.config), list(lanes.values()))
     out.end_status()
     with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
+        for lane in lanes.values():
+            lane.start(WARMING_UP)  # with its seconds: MLX may have to compile for minutes
         pair.warm_up()
         for lane in lanes.values():
-            lane.waiting = "waits for its turn"
+            lane.wait("waits for its turn")
         results = {mode: _run_live(pair, mode, lanes[mode]) for mode in MODES}
     verdict = pair.compare(**results)
     _print_verdict(console, pair, results, verdict)

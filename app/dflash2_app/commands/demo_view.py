@@ -79,6 +79,11 @@ class Lane:
         with self._lock:
             self._started, self._figures = time.monotonic(), doing
 
+    def wait(self, words: str) -> None:
+        """Nothing of this lane runs; `words` say what it waits for."""
+        with self._lock:
+            self._started, self.waiting = None, words
+
     def land(self, parts: Sequence[tuple[str, Kind]], figures: str) -> None:
         """One pass committed these parts."""
         with self._lock:

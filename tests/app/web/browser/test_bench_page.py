@@ -38,8 +38,9 @@ def test_a_measurement_to_its_table_and_advice(page: Page, benching: Running, ho
     page.goto(f"{benching.url}/#/bench")
     expect(page.get_by_text("No measurements yet")).to_be_visible()
     fill(page, samples="2", repeats="1", max_tokens="12", widths="1, 4")
-    page.get_by_role("button", name="Start").click()
-    expect(page.get_by_role("heading", name="Measuring mini")).to_be_visible()
+    page.get_by_role("button", name="Start").press("Enter")
+    expect(page.get_by_role("heading", name="Measuring mini")).to_be_focused()
+    expect(page.get_by_role("button", name="Start")).to_be_disabled()
     expect(page.get_by_role("heading", name="Advice:")).to_be_visible(timeout=MEASURED_MS)
     expect(page.get_by_text("all 2 drafted replies that had to equal plain decoding's do")).to_be_visible()
     rows = page.get_by_role("region", name="temperature 0, depth 0").get_by_role("row")
@@ -124,6 +125,7 @@ def test_kept_measurements_are_read_applied_compared_and_deleted(page: Page, ben
     page.get_by_role("button", name="Delete <b>mini</b>").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_role("checkbox", name="Compare ")).to_have_count(1)
+    expect(page.get_by_role("heading", name="Kept measurements")).to_be_focused()
     assert [file.stem for file in (base / "bench").glob("*.json")] == ["20260102-030405"]
 
 

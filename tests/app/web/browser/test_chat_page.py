@@ -87,6 +87,9 @@ def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore
 
     page.get_by_role("button", name="Edit question").first.click()
     area = page.locator(".editor textarea")
+    area.press("Escape")
+    expect(page.get_by_role("button", name="Edit question").first).to_be_focused()
+    page.keyboard.press("Enter")
     area.fill("def sub(a, b):")
     area.press("Enter")
     page.get_by_role("button", name="Ask again").click()
@@ -95,6 +98,7 @@ def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore
     page.get_by_role("button", name="Undo").click()
     expect(page.locator(".message.user .text").first).to_have_text("def add(a, b):")
     expect(replies(page)).to_have_count(2)
+    expect(page.get_by_role("region", name="Conversation")).to_be_focused()
 
     page.get_by_role("button", name="Delete question").last.click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
@@ -178,6 +182,12 @@ def test_rename_search_export_delete_and_a_newer_version(
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_text("Nothing found.")).to_be_visible()
     assert store.names() == ["primes"]
+    expect(page.get_by_label("Your question", exact=True)).to_be_focused()
+    page.get_by_label("Search chats").fill("")
+    page.get_by_role("button", name="More for").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("button", name="New chat")).to_be_focused()
 
 
 def test_what_a_model_writes_stays_text(page: Page, chats: Running) -> None:
@@ -203,7 +213,8 @@ def test_what_a_model_writes_stays_text(page: Page, chats: Running) -> None:
 
 
 def test_settings_reach_the_request(page: Page, chats: Running, store: ChatStore) -> None:
-    open_chat(page, chats, "slow")
+    page.goto(f"{chats.url}/#/chat?model=slow")  # as the Models page leads here
+    expect(page.get_by_label("Model", exact=True)).to_have_value("slow")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("3")
     expect(page.get_by_text("At most 2.")).to_be_visible()
@@ -256,6 +267,26 @@ def test_dark_and_narrow(page: Page, chats: Running, store: ChatStore) -> None:
     page.get_by_role("button", name="Settings").click()
     expect(page.get_by_label("System prompt")).to_be_focused()
     shot(page, "chat-phone-settings")
+    page.get_by_label("System prompt").press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.closest('.middle')") is None, "what is covered is out of reach"
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+
+
+def test_scripts_formulas_and_wide_tables(page: Page, chats: Running, store: ChatStore) -> None:
+    formula = "\\(a_1 * b * \\frac{1}{2}\\) and \\[c*d*e\\] and $$x*y*z\n= 1$$ but 3 $ * 4 $"
+    row = "| alpha | 1.0 |" + " something |" * 12
+    reply = f"שלום, hello\n\nhello, שלום\n\n{formula}\n\n{row}\n{'|-' * 14}|\n{row}\n"
+    store.save("words", Chat([Message("user", "مرحبا hello"), Message("assistant", reply)]))
+    open_chat(page, chats, path="chat/words")
+    direction = "all => all.map(node => getComputedStyle(node).direction)"
+    assert page.locator(".message.user .text").evaluate_all(direction) == ["rtl"]
+    assert page.locator(".markdown > p").evaluate_all(direction) == ["rtl", "ltr", "ltr"]
+    expect(page.locator(".formula")).to_have_text(["\\(a_1 * b * \\frac{1}{2}\\)", "\\[c*d*e\\]", "$$x*y*z\n= 1$$"])
+    expect(page.locator(".markdown em")).to_have_count(0)
+    heights = page.locator(".markdown td").evaluate_all("all => all.map(node => node.clientHeight)")
+    assert max(heights) < 1.5 * 24 + 12, "no word is cut in two: the table scrolls"
 
 
 def test_a_growing_text_is_drawn_like_the_whole(page: Page, chats: Running) -> None:

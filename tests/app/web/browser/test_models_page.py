@@ -97,7 +97,8 @@ def test_the_announced_settings_are_saved_in_omlx_s_file(page: Page, place: Plac
     expect(window.get_by_text(f"Replies are drafted by {place.drafter}")).to_be_visible()
     shot(page, "models-settings")
     window.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("Saved. It takes effect when the model is loaded the next time.")).to_be_visible()
+    # Said in the window: what is outside of it no screen reader tells.
+    expect(window.get_by_text("Saved. It takes effect when the model is loaded the next time.")).to_be_visible()
     assert place.record == {
         "dflash_enabled": True, "dflash_draft_model": str(place.drafter), "dflash_draft_quant_enabled": True,
         "dflash_block_size": 5, "dflash_verify_mode": "dflash", "dflash_draft_sink_size": 0,
@@ -110,6 +111,7 @@ def test_the_announced_settings_are_saved_in_omlx_s_file(page: Page, place: Plac
     assert "dflash_block_size" not in place.record
     window.get_by_role("button", name="Close").click()
     expect(window).to_be_hidden()
+    expect(page.locator("body > #toasts")).to_be_attached()
     expect(card(page, NAME).get_by_text(str(place.drafter))).to_be_visible()
 
 
@@ -152,9 +154,11 @@ def test_profiles_and_states(page: Page, place: Place) -> None:
     mine = card(page, NAME)
     mine.get_by_role("button", name="Load").click()
     expect(mine.get_by_text("in memory")).to_be_visible()
-    mine.get_by_role("button", name="Pin").click()
+    mine.get_by_role("button", name="Pin").press("Enter")
     expect(mine.get_by_text("pinned")).to_be_visible()
-    mine.get_by_role("button", name="Unpin").click()
+    expect(mine.get_by_role("button", name="Unpin")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(mine.get_by_role("button", name="Pin", exact=True)).to_be_focused()
     mine.get_by_role("button", name="Unload").click()
     expect(mine.get_by_text("in memory")).to_be_hidden()
     mine.get_by_role("button", name="Settings").click()

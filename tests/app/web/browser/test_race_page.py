@@ -56,6 +56,7 @@ def test_a_race_runs_to_its_verdict_and_is_kept(page: Page, racing: Running) -> 
     expect(outcome.locator(".outcome-speed strong")).to_have_text(re.compile(r"^\d+\.\d\d×$"))
     texts = [page.locator(f"[data-lane={lane}] .lane-text").inner_text() for lane in ("plain", "dflash2")]
     assert texts[0] == texts[1] != ""
+    expect(page.locator(".raced")).to_have_text(PROMPT)
     expect(page.get_by_role("img", name=re.compile("Share accepted by position"))).to_be_visible()
     shot(page, "race-done")
     # At the beginning of the replay only the first token is there.
@@ -66,6 +67,8 @@ def test_a_race_runs_to_its_verdict_and_is_kept(page: Page, racing: Running) -> 
     scrub.press("End")
     expect(page.locator("[data-lane=dflash2] .block.later")).to_have_count(0)
     page.reload()
+    expect(page.get_by_label("Prompt", exact=True)).to_have_value(PROMPT)
+    assert page.get_by_label("Most tokens").input_value() == "24"
     kept = page.get_by_role("region", name="List of kept races")
     expect(kept.get_by_role("row")).to_have_count(2)
     kept.get_by_role("button", name=PROMPT, exact=True).click()
@@ -73,6 +76,22 @@ def test_a_race_runs_to_its_verdict_and_is_kept(page: Page, racing: Running) -> 
     kept.get_by_role("button", name=f"Delete: {PROMPT}").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(page.get_by_text("Finished races are kept here")).to_be_visible()
+    expect(page.get_by_role("heading", name="Kept races")).to_be_focused()
+
+
+def test_a_race_is_stopped_where_it_is_watched(page: Page, racing: Running) -> None:
+    # A race that is never answered.
+    page.route("**/api/race", lambda route: route.continue_() if route.request.method == "GET" else None)
+    open_race(page, racing)
+    start = page.get_by_role("button", name="Race", exact=True)
+    start.press("Enter")
+    stop = page.get_by_role("button", name="Stop")
+    expect(stop).to_be_focused()
+    expect(stop).to_be_in_viewport()
+    expect(page.get_by_text("Loading and checking")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Stopped.")).to_be_visible()
+    expect(start).to_be_focused()
 
 
 def test_a_block_is_taken_apart_by_keyboard(page: Page, racing: Running) -> None:
@@ -145,6 +164,10 @@ def test_dark_colours_and_a_narrow_screen(page: Page, racing: Running) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     shot(page, "race-phone-dark")
+    page.emulate_media(forced_colors="active")  # the tints are the message
+    tints = "all => new Set(all.map(node => getComputedStyle(node).backgroundColor)).size"
+    assert page.locator(".swatch:is(.first, .accepted, .bonus)").evaluate_all(tints) == 3
+    assert page.locator("[data-lane=dflash2] .block > :is(.first, .accepted, .bonus)").evaluate_all(tints) >= 2
 
 
 def test_a_refusal_stands_where_it_belongs(page: Page, racing: Running, expected_errors: list[str]) -> None:

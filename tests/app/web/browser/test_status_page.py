@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from dflash2_mlx.tune import TuneFolder
 from tests.tune.test_record import RECORD
@@ -45,6 +45,8 @@ def test_models_sums_log_and_examples(page: Page, watched: Running) -> None:
     expect(lines).to_contain_text("POST /v1/chat/completions 200")
     log.warning("\x1b[31mred <img src=x> \u009b2J")
     expect(lines).to_contain_text("␛[31mred <img src=x> �2J")
+    lines.press("PageUp")
+    expect(page.get_by_label("Follow")).not_to_be_checked()
     page.get_by_label("Level").select_option("warning")
     expect(lines).not_to_contain_text("POST /v1/chat/completions 200")
     expect(lines).to_contain_text("red <img")
@@ -65,6 +67,27 @@ def test_what_was_tuned_here(page: Page, watched: Running) -> None:
     expect(kernels.get_by_role("listitem")).to_have_text(
         f"target + drafter · {RECORD.at} · 1 of 1 races won by our kernels · of another chip or version: not used"
     )
+
+
+def test_measuring_keeps_the_focus_and_does_not_count_seconds_aloud(page: Page, watched: Running) -> None:
+    now: dict[str, object] = {"state": "measuring", "model": "scripted", "stage": "timing passes", "seconds": 0.0}
+
+    def answer(route: Route) -> None:
+        if route.request.method == "POST":
+            route.fulfill(json={})
+        else:
+            now["seconds"] = float(str(now["seconds"])) + 1
+            route.fulfill(json={**watched.http.get("/api/doctor").json(), "examination": now})
+
+    page.goto(f"{watched.url}/#/status")
+    passes = page.get_by_role("region", name="Passes", exact=True)
+    expect(passes.get_by_role("button", name="Measure")).to_be_enabled()
+    page.route("**/api/doctor", answer)
+    passes.get_by_role("button", name="Measure").press("Enter")
+    expect(passes.get_by_text("scripted: timing passes (")).to_be_visible()
+    expect(passes.get_by_role("status")).to_have_text("timing passes")
+    assert page.evaluate("document.activeElement.contains(document.querySelector('progress[aria-label=Measuring]'))")
+    assert page.evaluate("document.activeElement !== document.body")
 
 
 def test_what_is_tuned_now_is_followed_to_its_end(

@@ -35,13 +35,19 @@ export async function stream(path, body, { signal, onEvent, onComment = () => {}
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(lost);
     if (done) return;
     held += value;
     const frames = held.split("\n\n");
     held = frames.pop();
     for (const frame of frames) readFrame(frame, onEvent, onComment);
   }
+}
+
+/** A stream that broke off, in words; one that was given up stays what it is. */
+function lost(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError("the connection was lost: is the server still running?");
 }
 
 function readFrame(frame, onEvent, onComment) {

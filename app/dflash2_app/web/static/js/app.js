@@ -1,10 +1,12 @@
-// The frame: which page is shown, by the part of the address after "#/", and the colours.
+// The frame: which page is shown, by the part of the address after "#/".
 //
 // A page is a module with `title` and `mount(root, context)`, which may return a function that ends it.
 // `context`: {path, query} of the address ("#/models/mini?tab=x" → path ["mini"], query URLSearchParams) and
 // `signal`, aborted when the page is left.
+import { ApiError } from "./api.js";
 import { el, fill } from "./dom.js";
 import { mayLeave } from "./leaving.js";
+import { chooseBy } from "./theme.js";
 
 const PAGES = {
   race: ["Side by side", () => import("./pages/race.js")],
@@ -14,21 +16,21 @@ const PAGES = {
   status: ["Status", () => import("./pages/status.js")],
 };
 const FIRST = "race";
-const THEMES = ["system", "light", "dark"];
-const THEME = "dflash2.theme";
 
 let leave = null; // what ends the page that is shown
 let visits = 0;
 let asking = false;
 
 async function show() {
-  const [address, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name, ...path] = address.split("/").filter(Boolean).map(decodeURIComponent);
+  const [, address, search] = /^#?\/?([^?]*)\??(.*)$/s.exec(location.hash);
+  const [name, ...path] = address.split("/").filter(Boolean).map(decoded);
   const [label, load] = PAGES[name] ?? PAGES[FIRST];
   const visit = (visits += 1);
   for (const link of document.querySelectorAll(".tabs a")) {
-    if (link.textContent === label) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.textContent === label) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "nearest" }); // on a phone not all tabs have room
+    } else link.removeAttribute("aria-current");
   }
   leave?.();
   leave = null;
@@ -45,7 +47,22 @@ async function show() {
     if (visit === visits) leave = stop;
     else stop();
   } catch (error) {
-    if (visit === visits) fill(main, el("p.error", { role: "alert" }, `This page cannot be shown: ${error.message}`));
+    if (visit === visits) fill(main, failure(error));
+  }
+}
+
+function failure(error) {
+  const why = error instanceof ApiError ? error.message : `one of its files could not be read (${error.message})`;
+  return el("div.stack", {}, el("p.error", { role: "alert" }, `This page cannot be shown: ${why}`),
+    el("div", {}, el("button", { type: "button", onclick: () => location.reload() }, "Try again")));
+}
+
+/** A part of an address; one that is no proper code stands for itself. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
   }
 }
 
@@ -59,29 +76,10 @@ async function go(event) {
   else history.pushState(null, "", event.oldURL);
 }
 
-function dress(theme) {
-  const dark = theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches);
-  document.documentElement.dataset.theme = dark ? "dark" : "light";
-  const button = document.getElementById("theme");
-  button.title = `Colours: ${theme}`;
-  button.setAttribute("aria-label", `Colours: ${theme}`);
-}
-
-function currentTheme() {
-  const stored = localStorage.getItem(THEME);
-  return THEMES.includes(stored) ? stored : "system";
-}
-
 function start() {
   fill(document.querySelector(".tabs"),
     Object.entries(PAGES).map(([name, [label]]) => el("a", { href: `#/${name}` }, label)));
-  dress(currentTheme());
-  document.getElementById("theme").addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(currentTheme()) + 1) % THEMES.length];
-    localStorage.setItem(THEME, next);
-    dress(next);
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dress(currentTheme()));
+  chooseBy(document.getElementById("theme"));
   addEventListener("hashchange", go);
   show();
 }

@@ -39,7 +39,7 @@ export function barChart(bars, { title, most = null, height = 150 }) {
 export function lineChart(series, { title, xLabel, yLabel, height = 200 }) {
   const width = 420, left = 44, right = 10, top = 24, bottom = 34;
   const all = series.flatMap((one) => one.points);
-  const xMost = Math.max(...all.map((p) => p[0]), 1e-9), yMost = Math.max(...all.map((p) => p[1]), 1e-9);
+  const xMost = Math.max(...all.map((p) => p[0]), 1e-9), yMost = niceMost(Math.max(...all.map((p) => p[1])));
   const x = (v) => left + (v / xMost) * (width - left - right);
   const y = (v) => height - bottom - (v / yMost) * (height - top - bottom);
   const ends = series.map((one) => `${one.name} ends at ${short(one.points.at(-1)?.[1] ?? 0)}`).join(", ");
@@ -62,6 +62,16 @@ export function lineChart(series, { title, xLabel, yLabel, height = 200 }) {
   return chart;
 }
 
-function short(value) {
-  return Math.abs(value) >= 100 ? value.toFixed(0) : value >= 10 ? Number(value.toFixed(1)).toString() : Number(value.toPrecision(2)).toString();
+/** A number for an axis or a label: about three digits, a dash for what is none. */
+export function short(value) {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  return size >= 100 ? value.toFixed(0) : size >= 10 ? Number(value.toFixed(1)).toString() : Number(value.toPrecision(3)).toString();
+}
+
+/** The end of an axis: a round number that is at least the value, and so are its quarters. */
+export function niceMost(value) {
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10].map((part) => part * power).find((most) => most >= value);
 }

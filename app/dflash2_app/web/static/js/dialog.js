@@ -4,7 +4,14 @@ import { el, field } from "./dom.js";
 /** Say something that needs no answer. */
 export function toast(text, seconds = 5) {
   const node = el("div.toast", {}, text);
-  document.getElementById("toasts").append(node);
+  const place = document.getElementById("toasts");
+  // What is outside of an open dialog is dimmed, and no screen reader speaks of it.
+  const open = [...document.querySelectorAll("dialog[open]")].at(-1);
+  if (open && !open.contains(place)) {
+    open.append(place);
+    open.addEventListener("close", () => document.body.append(place), { once: true });
+  }
+  setTimeout(() => place.append(node)); // a live region has to be there before its words
   setTimeout(() => node.remove(), seconds * 1000);
 }
 

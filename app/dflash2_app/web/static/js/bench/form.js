@@ -18,6 +18,7 @@ export function benchForm(about, onStart) {
   const controls = makeControls(about, kept);
   const problem = el("p.error", { role: "alert", hidden: true });
   const button = el("button.primary", { type: "submit" }, "Start");
+  let starting = false;
   const own = () => controls.set.input.value === "own";
   const show = () => { controls.prompts.node.hidden = !own(); };
   controls.set.input.addEventListener("change", show);
@@ -33,14 +34,15 @@ export function benchForm(about, onStart) {
       point(controls, fault, problem);
       return;
     }
-    button.disabled = true;
+    if (starting) return; // not `disabled`, which would take the focus away
+    starting = true;
     try {
       keep(controls);
       await onStart(body);
     } catch (error) {
       point(controls, error, problem);
     } finally {
-      button.disabled = false;
+      starting = false;
     }
   } },
   el("h2", {}, "New measurement"),

@@ -7,6 +7,7 @@ import { times } from "./tables.js";
 /** The list of kept measurements, and `refresh` to read it anew. */
 export function keptRuns({ signal }) {
   const body = el("div", {}, el("p.dim", {}, "Loading…"));
+  const heading = el("h2.grow", { tabindex: "-1" }, "Kept measurements");
   const chosen = new Set();
   const compare = el("button", { type: "button", disabled: true, onclick: () => {
     location.hash = `#/bench/compare/${[...chosen].join("/")}`;
@@ -28,24 +29,24 @@ export function keptRuns({ signal }) {
     compare.disabled = chosen.size !== 2;
     fill(body,
       told.problems.map((text) => el("p.warning.wrap", {}, text)),
-      told.runs.length ? table(told.runs, chosen, choose, refresh)
+      told.runs.length ? table(told.runs, chosen, choose, refresh, heading)
         : el("p.empty", {}, `No measurements yet. The last ${told.most} are kept here.`));
   };
   refresh();
   const node = el("section.panel.stack", { "aria-label": "Kept measurements" },
-    el("div.row", {}, el("h2.grow", {}, "Kept measurements"), compare), body);
+    el("div.row", {}, heading, compare), body);
   return { node, refresh };
 }
 
-function table(runs, chosen, choose, refresh) {
+function table(runs, chosen, choose, refresh, heading) {
   const heads = ["", "when", "model", "prompts", "advice", "speed-up", ""];
   return el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Table of kept measurements" }, el("table", {},
     el("thead", {}, el("tr", {}, heads.map((name, at) => el("th", { scope: "col", class: at === 5 ? "number" : "" },
       name || el("span.unseen", {}, at ? "Actions" : "Compare"))))),
-    el("tbody", {}, runs.map((run) => row(run, chosen, choose, refresh)))));
+    el("tbody", {}, runs.map((run) => row(run, chosen, choose, refresh, heading)))));
 }
 
-function row(run, chosen, choose, refresh) {
+function row(run, chosen, choose, refresh, heading) {
   const when = new Date(run.began).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
   const remove = async () => {
     if (!await confirm("Delete this measurement?", `${run.model}, ${when}. This cannot be undone.`, { yes: "Delete", danger: true })) return;
@@ -55,6 +56,7 @@ function row(run, chosen, choose, refresh) {
       toast(error.message);
     }
     await refresh();
+    if (document.activeElement === document.body) heading.focus(); // the button is gone with its row
   };
   return el("tr", {},
     el("td", {}, el("input", { type: "checkbox", checked: chosen.has(run.id), "aria-label": `Compare ${run.model}, ${when}`,

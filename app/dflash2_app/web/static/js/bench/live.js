@@ -31,7 +31,7 @@ export function liveRun(run, { signal, onEnd }) {
   follow(run.id, signal, show, (settings) => fill(rows, settingTables(settings)), onEnd, stage);
   return el("section.stack", { "aria-label": "Measurement under way" },
     el("div.panel.stack", {},
-      el("div.row", {}, el("h2.grow.wrap", {}, `Measuring ${run.model}`), cancel),
+      el("div.row", {}, el("h2.grow.wrap", { tabindex: "-1" }, `Measuring ${run.model}`), cancel),
       bar, el("div.row", {}, stage, counts),
       el("p.dim", {}, "Cancelling keeps what was measured until then. Other requests run beside it and disturb it: the result says so.")),
     el("div.panel", {}, rows));

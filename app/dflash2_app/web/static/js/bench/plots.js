@@ -1,5 +1,6 @@
 // Plots of a measurement as SVG: lines over widths or positions, and a round's phases as stacked bars.
 // Each has a label that says the same in words, and a legend that does not rely on colour alone.
+import { niceMost, short } from "../charts.js";
 import { el } from "../dom.js";
 
 const NS = "http://www.w3.org/2000/svg";
@@ -111,16 +112,4 @@ export function stackedBars(rows, { title, unit, names }) {
     return el("li", {}, sample, name);
   }));
   return el("figure.plotted", {}, el("figcaption", {}, title), chart, marks);
-}
-
-function niceMost(value) {
-  if (!(value > 0)) return 1;
-  const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10].map((part) => part * power).find((most) => most >= value);
-}
-
-function short(value) {
-  if (!Number.isFinite(value)) return "–";
-  const size = Math.abs(value);
-  return size >= 100 ? value.toFixed(0) : size >= 10 ? Number(value.toFixed(1)).toString() : Number(value.toPrecision(3)).toString();
 }

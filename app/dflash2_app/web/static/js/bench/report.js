@@ -26,7 +26,7 @@ export function report(run) {
 
 export function subject(record) {
   const drafter = record.drafter ? `drafter ${shortName(record.drafter)}, block size ${record.block_size}` : "no drafter";
-  return `${record.prompts} of ${record.set}, ${drafter}`;
+  return `${record.prompts} ${record.prompts === 1 ? "prompt" : "prompts"} of ${record.set}, ${drafter}`;
 }
 
 function shortName(name) {

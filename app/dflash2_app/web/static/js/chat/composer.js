@@ -11,7 +11,7 @@ export class Composer {
     this.actions = actions;
     this.id = null;
     this.running = false;
-    this.area = el("textarea", { id: "ask", rows: 1, placeholder: "Ask something", "aria-describedby": "ask-keys",
+    this.area = el("textarea", { id: "ask", rows: 1, dir: "auto", placeholder: "Ask something", "aria-describedby": "ask-keys",
       autocomplete: "off", enterkeyhint: "send" });
     this.button = el("button.primary", { type: "submit" }, "Send");
     this.stop = el("button.danger", { type: "button", hidden: true, onclick: () => actions.stop() }, "Stop");

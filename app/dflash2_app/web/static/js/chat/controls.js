@@ -34,6 +34,7 @@ export class Controls {
     this.extra = el("div");
     this.reset = el("button.small", { type: "button", onclick: () => this.clear() }, "Back to the model's settings");
     this.node = el("div.stack", {}, this.system.node, this.thinking.node, this.budget.node,
+      el("p.dim", {}, "A field left empty takes the model's own setting, which it shows in grey once the model is loaded."),
       el("div.pairs", {}, this.numbers.map((one) => one.node)), this.stops.node, this.extra, this.reset);
   }
 
@@ -81,8 +82,9 @@ export class Controls {
     for (const one of this.numbers) {
       const value = known?.defaults[one.name];
       const fixed = known?.forced_sampling?.includes(one.name) ?? false;
-      const origin = fixed ? "fixed by the model's settings" : OWN;
-      one.input.placeholder = value === null || value === undefined ? origin : `${value}, ${origin}`;
+      const standing = value === null || value === undefined ? "" : String(value);
+      one.input.placeholder = fixed ? `${standing} (fixed)`.trim() : standing;
+      one.input.title = fixed ? "Fixed by the model's settings" : "";
       one.input.disabled = fixed && one.input.value === "";
     }
     this.budget.input.placeholder = "no limit";

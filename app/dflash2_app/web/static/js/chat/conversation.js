@@ -38,11 +38,13 @@ export class Conversation {
     const { session } = this;
     const { messages } = session;
     const wasRunning = this.running;
+    const held = this.scroller.contains(document.activeElement);
     if (!session.running && wasRunning) this.ended();
     const nodes = messages.map((message, at) => this.view(message, at));
     this.node.classList.toggle("busy", session.running);
     if (!sameNodes(this.list, nodes)) fill(this.list, nodes);
     fill(this.below, this.bars());
+    if (held && !this.scroller.contains(document.activeElement)) this.scroller.focus({ preventScroll: true }); // what was pressed is gone
     this.piece();
     if (session.running && !wasRunning) {
       this.say("The reply has begun.");

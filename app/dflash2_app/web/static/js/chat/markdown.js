@@ -8,8 +8,20 @@ const parser = globalThis.markdownit({ html: false, linkify: true });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.validateLink = (url) => /^(https?:\/\/|mailto:)/i.test(url.trim());
 
+const WRITTEN = new Set(["p", "li", "th", "td"]); // each in the direction of its own script
 const BLOCKS = new Set(["p", "ul", "ol", "li", "blockquote", "thead", "tbody", "tr", "th", "td", "em", "strong", "s"]);
 const COPIED_MS = 1500;
+const FORMULA = /\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$/sy;
+
+// Formulas are shown as they were written: read as Markdown, they would lose their backslashes and stars.
+parser.inline.ruler.before("escape", "formula", (state, silent) => {
+  FORMULA.lastIndex = state.pos;
+  const found = FORMULA.exec(state.src);
+  if (!found) return false;
+  if (!silent) state.push("formula", "", 0).content = found[0];
+  state.pos += found[0].length;
+  return true;
+});
 
 /** Elements for a whole text. */
 export function render(source) {
@@ -86,8 +98,8 @@ function begin(token, parent) {
     parent.append(el("div.scroll", { tabindex: "0", role: "group", "aria-label": "Table" }, table));
     return table;
   }
-  if (token.type === "heading_open") return inside(parent, el(`h${Math.min(6, Number(token.tag.slice(1)) + 2)}`));
-  const node = el(BLOCKS.has(token.tag) ? token.tag : "div");
+  if (token.type === "heading_open") return inside(parent, el(`h${Math.min(6, Number(token.tag.slice(1)) + 2)}`, { dir: "auto" }));
+  const node = el(BLOCKS.has(token.tag) ? token.tag : "div", { dir: WRITTEN.has(token.tag) ? "auto" : null });
   if (token.tag === "ol" && token.attrGet("start")) node.setAttribute("start", token.attrGet("start"));
   const align = /^text-align:(left|center|right)$/.exec(token.attrGet("style") ?? "");
   if (align) node.style.textAlign = align[1];
@@ -110,6 +122,8 @@ function single(token, growing) {
       return el("br");
     case "hr":
       return el("hr");
+    case "formula":
+      return el("span.formula", { dir: "ltr" }, token.content);
     case "code_inline":
       return el("code", {}, token.content);
     case "code_block":

@@ -15,11 +15,15 @@ export function stateText(state, model) {
 
 /** A question; `actions` are {edit, remove}. */
 export function questionView(message, { edit, remove }) {
-  const body = el("div.text.plain", {}, message.content);
+  const body = el("div.text.plain", { dir: "auto" }, message.content);
   const node = el("li.message.user", {}, el("h2.unseen", {}, "You"), body);
   const copyButton = action("Copy", () => copy(message.content, copyButton), "Copy question");
-  const tools = el("div.tools", {}, copyButton,
-    action("Edit", () => node.replaceChildren(editor(message, edit, () => fill(node, el("h2.unseen", {}, "You"), body, tools))), "Edit question", true),
+  const leave = () => {
+    fill(node, el("h2.unseen", {}, "You"), body, tools);
+    editButton.focus();
+  };
+  const editButton = action("Edit", () => node.replaceChildren(editor(message, edit, leave)), "Edit question", true);
+  const tools = el("div.tools", {}, copyButton, editButton,
     action("Delete", remove, "Delete question", true));
   node.append(tools);
   return node;
@@ -27,7 +31,7 @@ export function questionView(message, { edit, remove }) {
 
 function editor(message, edit, cancel) {
   const area = el("textarea", { value: message.content, rows: Math.min(12, message.content.split("\n").length + 1),
-    "aria-label": "Your question" });
+    "aria-label": "Your question", dir: "auto" });
   const send = () => { if (area.value.trim()) edit(area.value); };
   area.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
@@ -89,7 +93,7 @@ function endings(message, last, goOn, retry) {
 }
 
 function thinking(text, live) {
-  const body = el("div.text.plain", {}, text);
+  const body = el("div.text.plain", { dir: "auto" }, text);
   const summary = el("summary", {}, live ? "Thinking…" : "Thinking");
   return { node: el("details.thinking", { open: live }, summary, body), body, summary };
 }

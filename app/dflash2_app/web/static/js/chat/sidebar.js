@@ -19,8 +19,9 @@ export class Sidebar {
     });
     this.list = el("ul.chats", { "aria-label": "Chats" });
     this.state = el("p.dim", { role: "status" });
+    this.fresh = el("button.primary.grow", { type: "button", onclick: () => actions.open(null) }, "New chat");
     this.node = el("aside.sidebar", { "aria-label": "Saved chats", id: "chat-list" },
-      el("div.row", {}, el("button.primary.grow", { type: "button", onclick: () => actions.open(null) }, "New chat"),
+      el("div.row", {}, this.fresh,
         el("button.quiet.close", { type: "button", "aria-label": "Close the list", onclick: () => actions.close() }, "✕")),
       el("label.unseen", { for: "chat-search" }, "Search chats"), this.search, this.state, this.list);
   }
@@ -67,7 +68,7 @@ export class Sidebar {
     if (nodes.length === this.list.children.length && nodes.every((node, at) => node === this.list.children[at])) return;
     const focused = document.activeElement?.closest?.(".chats [data-id]")?.dataset.id;
     fill(this.list, nodes);
-    if (focused) this.items.get(focused)?.node.querySelector("a").focus();
+    if (focused) (this.items.get(focused)?.node.querySelector("a") ?? this.fresh).focus();
   }
 
   item(one) {
@@ -77,7 +78,7 @@ export class Sidebar {
       if (event.metaKey || event.ctrlKey || event.shiftKey) return;
       event.preventDefault();
       this.actions.open(one.id);
-    } }, el("span.name", {}, name),
+    } }, el("span.name", { dir: "auto" }, name),
     el("span.about.dim", {}, one.problem ? "cannot be read" : `${when(one.updated_at)} · ${one.turns} ${one.turns === 1 ? "turn" : "turns"}`),
     running ? el("span.badge.accent", {}, "writing") : null);
     return el("li", { dataset: { id: one.id } }, link,

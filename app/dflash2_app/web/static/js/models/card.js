@@ -16,11 +16,12 @@ const address = (name) => name.split("/").map(encodeURIComponent).join("/");
 export function modelCard(model, page) {
   const badges = el("div.badges", {});
   const state = el("div.state", { "aria-live": "polite" });
-  const actions = el("div.row", {});
+  const actions = el("div.row", { role: "group", "aria-label": model.display_name ?? model.id });
   const fault = el("div", { role: "alert" });
   const node = el("li.panel.model-card", {},
     el("div", {}, el("h3", {}, model.display_name ?? model.id), model.path === null ? null : el("p.path", {}, where(model))),
     badges, model.description ? el("p.dim.wrap", {}, model.description) : null, known(model), state, fault, actions);
+  let drawn = "", told = ""; // what the buttons and the lines of the state show
   const card = {
     node, model, loaded: false,
     text: [model.name, model.id, model.family, model.alias, model.display_name].filter(Boolean).join(" ").toLowerCase(),
@@ -29,7 +30,9 @@ export function modelCard(model, page) {
       card.loaded = now?.loaded ?? false;
       node.classList.toggle("loaded", card.loaded);
       fill(badges, badgesOf(model, now));
-      fill(state, stateOf(model, now));
+      const lines = stateOf(model, now), words = lines.map((line) => line.textContent).join("\n");
+      if (words !== told) fill(state, lines); // or it is read out again
+      told = words;
       buttons(now);
     },
   };
@@ -37,19 +40,18 @@ export function modelCard(model, page) {
   const run = (label, work, props = {}) => action(label, async () => { fill(fault); await work(); }, { onError, ...props });
   const post = (verb, body = {}) => api(`/v1/models/${address(model.served_as)}/${verb}`, { body });
 
-  let drawn = "";
   function buttons(now) {
     const key = JSON.stringify([now?.loaded, now?.is_loading, now?.pinned, now?.ttl_seconds, now?.active_requests]);
     if (key === drawn) return; // what somebody is about to press stays where it is
     drawn = key;
-    const held = document.activeElement?.closest?.(".model-card") === node ? document.activeElement.textContent : null;
+    const held = [...actions.querySelectorAll("button, a")].indexOf(document.activeElement); // its label may change
     fill(actions, model.kind === "target" ? served(now) : null,
       model.kind === "target" && !model.problem
         ? run("Settings", () => openSettings(model.name, { signal: page.signal, onSaved: page.reread })) : null,
       run("Details", () => openDetails(model, page)),
       model.source === "hub" ? run("Verify", () => verify(model, page)) : null,
       model.source === "hub" ? run("Remove…", remove, { class: "danger" }) : null);
-    if (held) [...actions.querySelectorAll("button")].find((button) => button.textContent === held)?.focus();
+    if (held >= 0) actions.querySelectorAll("button, a")[held]?.focus();
   }
 
   function served(now) {

@@ -18,6 +18,7 @@ export function manager(root, { query, signal }) {
   const places = el("div", {});
   const fault = el("div", { role: "alert" });
   const refresh = action("Refresh", () => read(), { onError: fail });
+  refresh.classList.remove("small");
   root.append(
     el("div.row.models-bar", {},
       el("div.field.grow", {}, el("label", { for: filter.id }, "Filter"), filter),
@@ -79,7 +80,8 @@ export function manager(root, { query, signal }) {
     if (found && !shown) list.append(empty(cards.length));
     const size = cards.reduce((sum, card) => sum + (card.model.size_bytes ?? 0), 0);
     if (found) {
-      summary.textContent = `${shown} of ${cards.length} models, ${fmt.bytes(size)}; ${fmt.bytes(found.free_bytes)} free on the disk`;
+      const count = `${cards.length} ${cards.length === 1 ? "model" : "models"}`;
+      summary.textContent = `${shown < cards.length ? `${shown} of ` : ""}${count}, ${fmt.bytes(size)}; ${fmt.bytes(found.free_bytes)} free on the disk`;
     }
   }
 

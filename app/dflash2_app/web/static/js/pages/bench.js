@@ -42,8 +42,10 @@ async function workplace(place, signal) {
   const kept = keptRuns({ signal });
   const form = benchForm(about, async (body) => follow(await api("/api/bench", { body })));
   const follow = (run) => {
+    const held = form.node.contains(document.activeElement);
     form.enable(false);
     fill(result, liveRun(run, { signal, onEnd: (end) => { form.enable(true); ended(end); } }));
+    if (held) result.querySelector("h2").focus({ preventScroll: true }); // a button that is switched off loses the focus
   };
   const ended = (end) => {
     kept.refresh();

@@ -14,9 +14,9 @@ export const title = "Chat";
 
 const NARROW = "(max-width: 900px)";
 
-export async function mount(root, { path, signal }) {
+export async function mount(root, { path, query, signal }) {
   const page = new ChatPage(root, signal);
-  await page.begin(path[0] ?? null);
+  await page.begin(path[0] ?? null, query.get("model"));
   return () => page.end();
 }
 
@@ -38,7 +38,7 @@ class ChatPage {
   }
 
   frame(root) {
-    this.heading = el("h1.wrap", {}, "New chat");
+    this.heading = el("h1.wrap", { dir: "auto" }, "New chat");
     this.listButton = el("button.list-button", { type: "button", "aria-expanded": "false", "aria-controls": "chat-list", onclick: () => this.drawer(true) }, "Chats");
     this.settingsButton = el("button", { type: "button", "aria-expanded": "false", "aria-controls": "chat-settings", onclick: () => this.panel(this.settings.hidden) }, "Settings");
     this.settings = el("aside.settings", { id: "chat-settings", "aria-label": "Settings of this chat", hidden: true },
@@ -50,21 +50,25 @@ class ChatPage {
     this.conversation.scroller.prepend(this.welcome);
     this.backdrop = el("div.backdrop", { hidden: true, onclick: () => this.drawer(false) });
     root.className = "chat";
-    root.append(this.sidebar.node, this.backdrop,
-      el("section.middle", { "aria-label": "Chat" },
-        el("header.bar-top", {}, this.listButton, this.heading, this.picker.node, this.settingsButton),
-        this.conversation.node, this.composer.node),
-      this.settings);
+    this.middle = el("section.middle", { "aria-label": "Chat" },
+      el("header.bar-top", {}, this.listButton, this.heading, this.picker.node, this.settingsButton),
+      this.conversation.node, this.composer.node);
+    root.append(this.sidebar.node, this.backdrop, this.middle, this.settings);
   }
 
-  async begin(id) {
+  async begin(id, model) {
     this.drawer(false);
     this.show(this.fresh());
     this.opening = id !== null;
     this.sidebar.refresh();
     await this.picker.refresh();
     if (id) await this.open(id);
-    else if (!this.session.chat.model) this.show(this.session); // now there is a model to begin with
+    else {
+      const known = this.picker.match(model);
+      if (model && !known) toast(`${model} is not served here.`);
+      if (known) this.choose(known);
+      else if (!this.session.chat.model) this.show(this.session); // now there is a model to begin with
+    }
     this.opening = false;
     if (!this.narrow.matches) this.composer.focus();
   }
@@ -175,6 +179,7 @@ class ChatPage {
     if (id === this.session.id) {
       history.replaceState(null, "", "#/chat");
       this.start();
+      if (!this.narrow.matches) this.composer.focus();
     }
   }
 
@@ -238,13 +243,20 @@ class ChatPage {
     node.inert = over && !open;
     this.backdrop.hidden = !(open && over);
     this.listButton.setAttribute("aria-expanded", String(open && over));
+    this.cover();
     if (open && over) this.sidebar.search.focus();
     else if (was) this.listButton.focus();
+  }
+
+  /** What lies below an open list or panel is out of reach, also for the keyboard. */
+  cover() {
+    this.middle.inert = this.narrow.matches && (this.sidebar.node.classList.contains("open") || !this.settings.hidden);
   }
 
   panel(open) {
     this.settings.hidden = !open;
     this.settingsButton.setAttribute("aria-expanded", String(open));
+    this.cover();
     if (open) this.controls.system.input.focus();
     else this.settingsButton.focus();
   }

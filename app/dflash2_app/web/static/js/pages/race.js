@@ -23,9 +23,6 @@ export async function mount(root, { query, signal }) {
   const page = new RacePage(root, choices, query);
   signal.addEventListener("abort", () => page.end());
   if (query.get("start") === "1") {
-    // Once only: a reload shows the filled form and waits.
-    query.delete("start");
-    history.replaceState(null, "", `#/race?${query}`);
     page.form.node.requestSubmit();
   }
   return () => page.end();
@@ -36,7 +33,7 @@ class RacePage {
     this.record = null;
     this.running = null;
     this.draw = this.drawing = null;
-    this.form = new RaceForm(choices, query, { onStart: (order, live) => this.start(order, live), onStop: () => this.running?.abort() });
+    this.form = new RaceForm(choices, query, (order, live) => this.start(order, live));
     this.lanes = { plain: new Lane("plain"), dflash2: new Lane("dflash2", (at) => this.openBlock(at)) };
     this.replay = new Replay((time, state) => this.onTime(time, state));
     this.kept = new Kept({ onShow: (record) => { this.show(record); this.stage.scrollIntoView({ block: "start" }); }, onSave: saveJson });
@@ -46,23 +43,27 @@ class RacePage {
 
   build(root) {
     this.state = el("p.race-state", { role: "status", "aria-live": "polite" });
-    this.progress = el("progress", { hidden: true, "aria-label": "Progress of the race" });
+    this.prompt = el("p.wrap.raced", { dir: "auto" });
     this.subject = el("p.dim.wrap", {});
+    this.progress = el("progress.grow", { "aria-label": "Progress of the race" });
+    this.stop = el("button.danger", { type: "button", onclick: () => this.running?.abort() }, "Stop");
+    this.going = el("div.panel.row.controls", { role: "group", "aria-label": "Race under way", hidden: true }, this.progress, this.stop);
     this.controls = this.buildControls();
     this.outcome = el("section.panel.stack.outcome", { "aria-label": "Outcome", hidden: true });
     this.stage = el("section.stack.stage", { "aria-label": "The race", hidden: true },
-      this.subject, this.controls, el("div.lanes", {}, MODES.map((mode) => this.lanes[mode].node)),
-      el("ul.legend", {},
-        el("li", {}, el("span.swatch.first", {}), "from the prompt's pass"),
-        el("li", {}, el("span.swatch.accepted", {}), "accepted draft"),
-        el("li", {}, el("span.swatch.bonus", {}), "the target's own token"),
-        el("li.dim", {}, "Choose a block of DFlash 2 (click, or Tab, arrows and Enter) to take it apart.")),
+      el("div.stack", {}, el("div.what", {}, this.prompt, this.subject), this.going, this.controls,
+        el("div.lanes", {}, MODES.map((mode) => this.lanes[mode].node)),
+        el("ul.legend", {},
+          el("li", {}, el("span.swatch.first", {}), "from the prompt's pass"),
+          el("li", {}, el("span.swatch.accepted", {}), "accepted draft"),
+          el("li", {}, el("span.swatch.bonus", {}), "the target's own token"),
+          el("li.dim", {}, "Choose a block of DFlash 2 (click, or Tab, arrows and Enter) to take it apart."))),
       this.outcome);
     this.empty = el("p.panel.empty", {}, "Choose a prompt and press Race: the model answers it plainly, then with DFlash 2, and both are replayed side by side as they were measured.");
     this.node = el("div.stack.race", {},
       el("div", {}, el("h1", {}, title),
         el("p.dim", {}, "One prompt, decoded plainly and with DFlash 2 by the same model. The two are measured one after the other, so that neither slows the other; the text must be the same.")),
-      this.form.node, this.state, this.progress, this.empty, this.stage, this.loader(), this.kept.node);
+      this.form.node, this.state, this.empty, this.stage, this.loader(), this.kept.node);
     root.append(this.node);
     this.node.addEventListener("dragover", (event) => { event.preventDefault(); this.node.classList.add("dropping"); });
     this.node.addEventListener("dragleave", () => this.node.classList.remove("dropping"));
@@ -98,17 +99,19 @@ class RacePage {
   async start(order, live) {
     if (this.running) return;
     this.running = new AbortController();
+    history.replaceState(null, "", `#/race?${this.form.query()}`); // a reload finds the form as it was
+    const pressed = document.activeElement === this.form.start;
     this.form.busy(true);
     this.outcome.hidden = true;
     this.controls.hidden = true;
     this.empty.hidden = true;
-    this.stage.hidden = false;
+    this.stage.hidden = this.going.hidden = false;
+    if (pressed) this.stop.focus({ preventScroll: true });
     this.replay.pause();
     const before = this.record;
     this.record = null; // the lanes are no longer those of a finished race
-    this.subject.textContent = "";
+    this.head(order.prompt, "");
     for (const mode of MODES) this.lanes[mode].clear(mode === "plain" ? "runs first" : "runs second", "waits");
-    this.progress.hidden = false;
     this.progress.removeAttribute("value");
     this.say("Loading and checking…");
     this.state.scrollIntoView({ block: "start" });
@@ -123,12 +126,14 @@ class RacePage {
     } finally {
       this.running = null;
       this.form.busy(false);
-      this.progress.hidden = true;
+      const held = this.going.contains(document.activeElement);
+      this.going.hidden = true;
+      if (held) (this.controls.checkVisibility() ? this.play : this.form.start).focus({ preventScroll: true });
     }
   }
 
   onUpdate(record, event, data, live) {
-    if (event === "run") this.subject.textContent = record.run.subject;
+    if (event === "run") this.head(record.run.request.prompt, record.run.subject);
     if (event === "lane") this.lanes[data.lane].clear("reads the prompt…", "runs");
     if (event === "round") this.drawSoon(() => this.drawRounds(record, data.lane, live), live ? LIVE_MS : REPLAYED_MS);
     if (event === "lane_end") {
@@ -163,6 +168,12 @@ class RacePage {
   drawNothing() {
     clearTimeout(this.drawing);
     this.draw = this.drawing = null;
+  }
+
+  /** What is raced here. */
+  head(prompt, subject) {
+    this.prompt.textContent = prompt;
+    this.subject.textContent = subject;
   }
 
   async finish(record, live) {
@@ -203,7 +214,7 @@ class RacePage {
     this.record = record;
     this.empty.hidden = true;
     this.stage.hidden = this.controls.hidden = this.outcome.hidden = false;
-    this.subject.textContent = record.run.subject;
+    this.head(record.run.request.prompt, record.run.subject);
     const length = Math.max(...MODES.map((mode) => lengthOf(record.lanes[mode])));
     for (const mode of MODES) this.lanes[mode].load(record.lanes[mode], length);
     this.scrub.max = length || 1;

@@ -33,7 +33,7 @@ export function showBlock(record, start) {
     found = null;
     before.disabled = blocks.indexOf(at) === 0;
     after.disabled = blocks.indexOf(at) === blocks.length - 1;
-    heading.textContent = `Block ${at} of ${blocks.at(-1)}: ${round.num_accepted} of ${round.proposal.length} drafts accepted, ${round.committed} tokens committed`;
+    heading.textContent = `Block ${at} of ${blocks.at(-1)}: ${round.num_accepted} of ${round.proposal.length} drafts accepted, ${round.committed} ${round.committed === 1 ? "token" : "tokens"} committed`;
     fill(body, el("p.dim", {}, "Computing this block anew from the tokens before it…"));
     try {
       const answer = await api("/api/race/block", {
@@ -58,7 +58,7 @@ export function showBlock(record, start) {
       el("div.row", {}, before, after, heading),
       body,
       el("div.row", {}, el("label", { for: which.id }, "Bars show the probability"), which),
-      el("p.dim", {}, "Rows 1 to n of a column are the drafter's candidates for that position, likeliest first."),
+      el("p.dim", {}, "A column holds the drafter's candidates for one position, likeliest first."),
       el("div.actions", {}, el("button.primary", { type: "button", onclick: () => close() }, "Close")));
     root.addEventListener("keydown", (event) => {
       const step = event.target.matches("select, input") ? 0 : { ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0;
@@ -134,7 +134,7 @@ function summary(found) {
     el("p", {}, `After ${JSON.stringify(found.anchor.text)}, the target agreed to ${found.num_accepted} of ${found.rows.length} and added `,
       el("span.bonus.mark", {}, visible(found.bonus.text)), last ? " of its own, as all were accepted." : " where it did not agree."),
     el("ul.legend", {}, el("li", {}, el("span.swatch.chosen", {}), "the path"), el("li", {}, el("span.swatch.accepted", {}), "accepted"),
-      el("li", {}, el("span.swatch.likeliest", {}), "likeliest of its row"), el("li", {}, el("span.swatch.target", {}), "the target's own token")),
+      el("li", {}, el("span.swatch.likeliest", {}), "likeliest at its position"), el("li", {}, el("span.swatch.target", {}), "the target's own token")),
   ];
 }
 

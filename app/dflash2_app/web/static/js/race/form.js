@@ -8,9 +8,9 @@ export class RaceForm {
   /**
    * @param {{models: object[], defaults: object, limits: object}} choices of GET /api/race
    * @param {URLSearchParams} query values to begin with
-   * @param {{onStart: (order: object, live: boolean) => void, onStop: () => void}} does
+   * @param {(order: object, live: boolean) => void} onStart
    */
-  constructor(choices, query, { onStart, onStop }) {
+  constructor(choices, query, onStart) {
     this.choices = choices;
     const { defaults, limits } = choices;
     const given = (name, fallback = "") => query.get(name) ?? fallback;
@@ -32,7 +32,6 @@ export class RaceForm {
     this.modelNote = el("div", { role: "status" });
     this.problem = el("p.error", { role: "alert", hidden: true });
     this.start = el("button.primary", { type: "submit" }, "Race");
-    this.stop = el("button.danger", { type: "button", hidden: true, onclick: onStop }, "Stop");
     this.node = this.layout();
     this.node.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -53,7 +52,7 @@ export class RaceForm {
       el("details", {}, el("summary", {}, "Options"),
         el("div.options", {}, max_tokens.node, temperature.node, seed.node, block_size.node, verify_mode.node, thinking.node),
         system.node),
-      el("div.row.race-start", {}, model.node, show.node, el("div.row", {}, this.start, this.stop,
+      el("div.row.race-start", {}, model.node, show.node, el("div.row", {}, this.start,
         el("span.dim.keys", {}, "Ctrl+Enter"))),
       this.modelNote, this.problem);
   }
@@ -90,6 +89,16 @@ export class RaceForm {
     return order;
   }
 
+  /** All that is filled in, as the query of an address; what stands there by default is left out. */
+  query() {
+    const { defaults } = this.choices, query = new URLSearchParams();
+    for (const [name, { input }] of Object.entries(this.fields)) {
+      const usual = name === "show" ? "replay" : name === "model" ? this.firstModel() : defaults[name] ?? "";
+      if (input.value !== String(usual)) query.set(name, input.value);
+    }
+    return query;
+  }
+
   /** Fill in what a race was made with. */
   fillIn(request) {
     for (const name of [...Object.keys(TEXTS), ...NUMBERS, "verify_mode"]) this.fields[name].input.value = request[name] ?? "";
@@ -99,7 +108,6 @@ export class RaceForm {
 
   busy(running) {
     this.start.disabled = running;
-    this.stop.hidden = !running;
   }
 
   /** Show a refusal at the field it names, or below the form. */

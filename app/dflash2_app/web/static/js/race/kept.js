@@ -5,6 +5,8 @@ import { el, fill, fmt } from "../dom.js";
 import { TITLES, curveOf, dateOf, words } from "./record.js";
 import { LIMIT, list, remove } from "./store.js";
 
+const NUMBERS = new Set(["Speed-up", "Acceptance"]);
+
 export class Kept {
   /** @param {{onShow: (record: object) => void, onSave: (record: object) => void}} does */
   constructor({ onShow, onSave }) {
@@ -12,9 +14,10 @@ export class Kept {
     this.onSave = onSave;
     this.chosen = new Set();
     this.body = el("div", {});
+    this.heading = el("h2.grow", { tabindex: "-1" }, "Kept races");
     this.compare = el("button.small", { type: "button", onclick: () => this.showTwo() }, "Compare two");
     this.node = el("section.panel", { "aria-label": "Kept races" },
-      el("div.row", {}, el("h2.grow", {}, "Kept races"), this.compare), this.body);
+      el("div.row", {}, this.heading, this.compare), this.body);
   }
 
   async refresh() {
@@ -38,7 +41,7 @@ export class Kept {
     }
     const head = ["", "Prompt", "Model", "Speed-up", "Acceptance", "Texts", "When", ""];
     fill(this.body, el("div.scroll", { tabindex: 0, role: "region", "aria-label": "List of kept races" }, el("table.kept", {},
-      el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col" }, name || el("span.unseen", {}, at ? "Actions" : "Compare"))))),
+      el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: NUMBERS.has(name) ? "number" : "" }, name || el("span.unseen", {}, at ? "Actions" : "Compare"))))),
       el("tbody", {}, this.entries.map((entry) => this.row(entry))))));
   }
 
@@ -69,6 +72,7 @@ export class Kept {
     await remove(id);
     toast("Deleted.");
     await this.refresh();
+    if (document.activeElement === document.body) this.heading.focus(); // the button is gone with its row
   }
 
   showTwo() {

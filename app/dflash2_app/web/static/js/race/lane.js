@@ -18,7 +18,7 @@ export class Lane {
     };
     this.prefill = el("p.dim.prefill", {});
     this.bar = el("div.lane-bar", { "aria-hidden": "true" }, el("div", {}));
-    this.text = el("div.lane-text", { tabindex: 0, role: "region", "aria-label": `${TITLES[mode]}: the reply` });
+    this.text = el("div.lane-text", { tabindex: 0, role: "region", dir: "auto", "aria-label": `${TITLES[mode]}: the reply` });
     this.text.addEventListener("keydown", (event) => this.onKey(event));
     this.node = el("section.panel.lane", { "data-lane": mode, "aria-label": TITLES[mode] },
       el("header.row", {}, el("h2", {}, TITLES[mode]), this.state),
@@ -77,7 +77,7 @@ export class Lane {
       node.setAttribute("role", "button");
       node.setAttribute("tabindex", "-1");
       node.setAttribute("aria-label",
-        `Block ${at}: ${round.num_accepted} of ${round.proposal.length} drafts accepted, ${round.committed} tokens: ${text}`);
+        `Block ${at}: ${round.num_accepted} of ${round.proposal.length} drafts accepted, ${round.committed} ${round.committed === 1 ? "token" : "tokens"}: ${text}`);
       node.dataset.at = at;
       node.addEventListener("click", () => { this.focus(at); this.onBlock(at); });
     }

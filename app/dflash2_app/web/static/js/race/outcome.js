@@ -15,8 +15,8 @@ export function showOutcome(node, record, actions) {
     el("div.speeds", {}, MODES.map((mode) => speedBar(mode, record))),
     el("p.dim", {}, "Measured one after the other on the same loaded model, so that neither slows the other. The speed-up compares decoding; reading the prompt is not in it."),
     el("div.columns", {},
-      el("figure", {}, el("figcaption", {}, "Accepted, by position in the block"),
-        barChart(positions(dflash2.stats), { title: "Share accepted by position", most: 1 }),
+      el("figure", {}, el("figcaption", {}, "Accepted, by position in the block, in %"),
+        barChart(positions(dflash2.stats), { title: "Share accepted by position, in percent", most: 1 }),
         el("p.dim", {}, "How often a draft was accepted among the blocks that accepted all before it.")),
       el("figure", {}, el("figcaption", {}, "Tokens over time"),
         lineChart([{ name: TITLES.dflash2, points: [[0, 0], ...curveOf(dflash2)] }, { name: TITLES.plain, points: [[0, 0], ...curveOf(plain)] }],
@@ -30,7 +30,7 @@ export function showOutcome(node, record, actions) {
 function positions(stats) {
   const shares = stats.acceptance_by_position ?? [];
   if (!shares.length) return [{ label: "–", value: null, text: "–" }];
-  return shares.map((share, n) => ({ label: String(n + 1), value: share, text: share === null ? "–" : `${Math.round(100 * share)}%` }));
+  return shares.map((share, n) => ({ label: String(n + 1), value: share, text: share === null ? "–" : String(Math.round(100 * share)) }));
 }
 
 function speedBar(mode, record) {

@@ -110,29 +110,36 @@ function examineForm(names, onStart) {
   const rows = field("Rows", el("input", { type: "number", min: 2, max: 16, value: 16 }), { hint: "Passes of 1 to so many rows" });
   const problem = el("p.error", { role: "alert", hidden: true });
   const button = el("button", { type: "submit" }, "Measure");
-  const shown = el("div.stack", { "aria-live": "polite" });
+  const shown = el("div.stack", { tabindex: "-1" }), said = el("p.unseen", { role: "status" });
+  let asking = false;
   const form = el("form.row.examine", { novalidate: true, onsubmit: async (event) => {
     event.preventDefault();
     problem.hidden = true;
-    button.disabled = true;
+    if (asking) return;
+    asking = true;
     try {
       await api("/api/doctor", { body: { model: model.input.value, rows: Number(rows.input.value) } });
       onStart();
     } catch (error) {
-      button.disabled = false;
       problem.textContent = error.message;
       problem.hidden = false;
+    } finally {
+      asking = false;
     }
   } }, model.node, rows.node, button);
   const show = ({ examination }) => {
     const runs = examination && !["done", "failed"].includes(examination.state);
+    const held = document.activeElement === button;
     button.disabled = Boolean(runs) || !names.length;
+    if (held && runs) shown.focus(); // a button that is switched off loses the focus
     fill(shown, examination ? result(examination) : null);
+    const words = runs ? examination.stage : examination ? `Measuring ${examination.model} has ${examination.state === "done" ? "ended" : "failed"}.` : "";
+    if (said.textContent !== words) said.textContent = words; // the seconds beside it are not for the ear
   };
   const node = [
     el("h2", {}, "What passes cost here"),
     el("p.dim", {}, "Loads a model and times its passes; other requests wait meanwhile."),
-    form, problem, shown,
+    form, problem, said, shown,
   ];
   return [node, show];
 }

@@ -30,7 +30,10 @@ export function logPanel({ signal }) {
     if (following.checked) bottom();
   };
   // Who scrolls up wants to read: new lines no longer move the view.
-  box.addEventListener("wheel", (event) => { if (event.deltaY < 0) following.checked = false; }, { passive: true });
+  const read = () => { following.checked = false; };
+  box.addEventListener("wheel", (event) => { if (event.deltaY < 0) read(); }, { passive: true });
+  box.addEventListener("touchmove", read, { passive: true });
+  box.addEventListener("keydown", ({ key }) => { if (["ArrowUp", "PageUp", "Home"].includes(key)) read(); });
   show();
   follow();
   return el("section.panel.stack", { "aria-label": "Log" },
