@@ -314,7 +314,10 @@ class ChatApp:
         self.fit_settings()
         turns = counted(chat.turns, "turn")
         title = f" “{chat.heading}”" if chat.title else ""
-        self.view.info(f"{name}{title}: {turns}, begun {chat.created_at}")
+        self.view.info(f"{name}{title}: {turns}, begun {chat.begun}")
+        if len(chat.messages) > 1 and chat.messages[-1].role == "assistant":
+            question, reply = chat.messages[-2:]
+            self.view.earlier(question.content, reply.content, markdown=self.conversation.has_template)
         if chat.messages and chat.messages[-1].role == "user":
             self.view.note("its last question has no reply yet; /retry writes one")
         if chat.server:

@@ -70,6 +70,14 @@ class Chat:
         return sum(message.role == "user" for message in self.messages)
 
     @property
+    def begun(self) -> str:
+        """When it was begun, in this machine's time; what stands in the file where that is no time."""
+        try:
+            return datetime.fromisoformat(self.created_at).astimezone().strftime("%Y-%m-%d %H:%M")
+        except ValueError:
+            return self.created_at
+
+    @property
     def heading(self) -> str:
         """What to call it: the title, else how the first question begins."""
         first = self.messages[0].content if self.messages else ""

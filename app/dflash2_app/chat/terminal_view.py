@@ -77,6 +77,11 @@ class TerminalView:
         ascii_only = not (self._stream.encoding or "").lower().startswith("utf")
         self._print(Text("acceptance by position", style=DIM), bar_chart(shares, ascii_only=ascii_only))
 
+    def earlier(self, question: str, reply: str, *, markdown: bool) -> None:
+        self._print(Text(f"> {printable(question)}", style="bold"))
+        text = printable(reply)
+        self._print(ChatMarkdown(text) if markdown else Text(text), Text(""))
+
     # A reply.
 
     def begin_reply(self, *, markdown: bool) -> None:

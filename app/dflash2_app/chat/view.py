@@ -36,6 +36,9 @@ class View(Protocol):
     def bars(self, shares: Sequence[float | None]) -> None:
         """Draw acceptance by position."""
 
+    def earlier(self, question: str, reply: str, *, markdown: bool) -> None:
+        """The last turn of a chat that goes on, so that one sees where it was left."""
+
     def begin_reply(self, *, markdown: bool) -> None:
         """A reply comes: Markdown, or text to be shown as it is."""
 
@@ -80,6 +83,11 @@ class LinesView:
         self._out.info(f"error: {message}")
         if hint:
             self._out.info(f"hint: {hint}")
+
+    def earlier(self, question: str, reply: str, *, markdown: bool) -> None:
+        if self._talks:
+            self.info(f"> {question}")
+            self.info(reply)
 
     def bars(self, shares: Sequence[float | None]) -> None:
         parts = [f"{place}: {'–' if share is None else f'{share * 100:.0f} %'}" for place, share in _numbered(shares)]

@@ -79,6 +79,9 @@ class RecordingView:
     def bars(self, shares: Sequence[float | None]) -> None:
         self.charts.append(list(shares))
 
+    def earlier(self, question: str, reply: str, *, markdown: bool) -> None:
+        self.said += [f"> {question}", reply]
+
     def begin_reply(self, *, markdown: bool) -> None:
         self.shown = []
 

@@ -160,6 +160,8 @@ def test_save_load_and_reset(app: ChatApp, view: RecordingView) -> None:
     obey(app, "/set seed default")
     obey(app, "/load first")
     assert app.chat.messages == kept and app.chat.system == "Be brief." and app.settings.seed == 5
+    assert view.said[-2:] == [f"> {QUESTION}", kept[1].content], "one sees where it was left"
+    assert view.said[-3] == f"first: 1 turn, begun {app.chat.begun}"
     app.ask("more")
     assert len(app.store.load("first").messages) == 4, "a loaded chat goes on being saved"
     obey(app, "/load")

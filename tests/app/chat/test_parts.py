@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -294,3 +295,12 @@ def test_sums_of_two_replies() -> None:
     assert first.reached == [2, 1, 1, 0], "a reply's own numbers stay"
     totals.add(d2.GenerationStats("plain", None, generated_tokens=4))
     assert dict(totals.rows())["whole chat"] == "1 reply, 4 tokens" and totals.by_position == []
+
+
+@pytest.mark.parametrize(("text", "shown"), [("2026-11-30T19:34:03+00:00", "2026-11-30 20:34"), ("long ago",) * 2])
+def test_when_a_chat_was_begun_in_local_time(monkeypatch: pytest.MonkeyPatch, text: str, shown: str) -> None:
+    monkeypatch.setenv("TZ", "Etc/GMT-1")
+    time.tzset()
+    assert Chat(created_at=text).begun == shown
+    monkeypatch.undo()
+    time.tzset()

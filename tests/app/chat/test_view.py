@@ -246,3 +246,13 @@ def test_lines_keep_replies_apart_and_thinking_out(capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert captured.out == "because\n\nbecause\n\nwhy\n\nbecause\n"
     assert captured.err == "1: 50 %  2: –\n"
+
+
+def test_a_chat_that_goes_on_shows_where_it_was_left(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+    TerminalView(screen, screen.size).earlier("What is\x1b[2J this?", "A **list**:\n\n- one\n", markdown=True)
+    assert [line for line in screen.lines if line] == ["> What is␛[2J this?", "A list:", " • one"]
+    for talks in (False, True):
+        with Output() as out:
+            LinesView(out, talks=talks).earlier("Why?", "So *it* is.", markdown=True)
+        out_err = capsys.readouterr()
+        assert out_err.out == "" and out_err.err == ("> Why?\nSo *it* is.\n" if talks else ""), "nothing for scripts"
