@@ -63,12 +63,13 @@ class Metrics:
             self._add(f"dflash2_{name}_total", value, model=model)
 
     def totals(self) -> dict[str, Any]:
-        """The sums since the start, for a page: of requests, and of the replies of each model."""
+        """The sums since the start, for a page: of requests to the interfaces, and of the replies of each model."""
         requests, models, failures = Counter[str](), dict[str, dict[str, float]](), 0.0
         for (name, labels), value in self._counts.items():
             what, given = name.removeprefix("dflash2_").removesuffix("_total"), dict(labels)
             if what == "requests":
-                requests[given["status"]] += int(value)
+                if given["path"].startswith("/v1/"):  # pages ask again and again: that is nobody's request
+                    requests[given["status"]] += int(value)
             elif "model" in given:
                 sums = models.setdefault(given["model"], dict.fromkeys(_SUMMED, 0))
                 sums[what] += value

@@ -13,7 +13,7 @@ from dflash2_app.models import memory, pull, suggestions
 from tests.tiny import TARGET_CONFIGS, save_drafter
 
 from ..conftest import Run
-from . import Hub, server
+from . import Hub, repos
 from .conftest import DRAFTER, MINI, TARGET, Published
 
 CONFIG = json.dumps(TARGET_CONFIGS["qwen3"]).encode()
@@ -175,7 +175,7 @@ def test_a_page_that_would_write_elsewhere(run: Run, hub: Hub, monkeypatch: pyte
     hub.add("tiny/evil", {"config.json": CONFIG, "model.safetensors": b"x", "../../out.json": b"{}"})
     assert run("models", "pull", "tiny/evil").code == 0
     assert not (cache().parent / "out.json").exists() and hub.count("out.json") == 0
-    monkeypatch.setattr(server, "blob_id", lambda content: "../../../evil")
+    monkeypatch.setattr(repos, "blob_id", lambda content: "../../../evil")
     hub.add("tiny/worse", {"config.json": CONFIG, "model.safetensors": b"x"})
     ran = run("models", "pull", "tiny/worse")
     assert ran.code == 1 and ran.error.startswith("tiny/worse: got config.json without size and hash")

@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, Page, expect
 from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.store import ChatStore
 
-from ..conftest import Running, serving
+from ..conftest import Running, serving, until
 from ..models import defaults, mini_source, scripted, source_of, tiny_served
 from .conftest import shot
 from .hostile import HOSTILE, LONG
@@ -62,8 +62,8 @@ def replies(page: Page) -> Locator:
 
 def done(page: Page, count: int) -> None:
     """Wait until so many replies are complete and nothing runs."""
+    expect(replies(page)).to_have_count(count)  # first: before a reply begins, Send is there too
     expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=REPLY_MS)
-    expect(replies(page)).to_have_count(count)
 
 
 def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore) -> None:
@@ -72,6 +72,7 @@ def test_ask_edit_regenerate_delete(page: Page, chats: Running, store: ChatStore
     done(page, 1)
     expect(page).to_have_url(re.compile(r"#/chat/\d{4}-\d\d-\d\d-\d+"))
     (name,) = store.names()
+    until(lambda: len(store.load(name).messages) == 2)
     chat = store.load(name)
     first = chat.messages[1]
     assert (first.content or first.thinking) and first.numbers["mode"] == "dflash2" and first.numbers["ttft_s"] > 0

@@ -88,7 +88,7 @@ function totals(sums) {
       ].map((text) => el("td.number", {}, text)))))));
   return el("section.panel", { "aria-label": "Since the start" },
     el("h2", {}, "Since the start"),
-    tiles([["Requests", fmt.count(sums.requests)], ["Refused or failed", fmt.count(refused)], ["Replies failed half-way", fmt.count(sums.reply_failures)]]),
+    tiles([["Requests to /v1", fmt.count(sums.requests)], ["Refused or failed", fmt.count(refused)], ["Replies failed half-way", fmt.count(sums.reply_failures)]]),
     rows.length ? [el("p.dim.spaced", {}, "Of replies on every interface; measurements of the bench are not counted."), table]
       : el("p.empty", {}, "No replies yet."));
 }
