@@ -201,20 +201,18 @@ def test_bytes_are_counted_exactly_and_bounded() -> None:
     engine, long = engine_of("qwen3_5"), FIRST * 20
     told(engine, long, CONFIG)
     told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=d2.PrefixCache())  # what is made once is there now
-    extra = []
-    for _ in range(3):  # what else happens in this process may add to one of them, not to all
-        cache = d2.PrefixCache()
-        before = settled_bytes()
-        told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=cache)
-        extra.append(settled_bytes(before + cache.nbytes) - before - cache.nbytes)
-    # Small allocations are rounded up: 1,024 bytes here. A slice that keeps all of its buffer adds 30 KB.
-    assert min(map(abs, extra)) < 16_384, extra
+    mx.clear_cache()  # freed buffers of earlier tests would be used again, also where they are larger than needed
+    before = settled_bytes()
+    cache = d2.PrefixCache()
+    told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=cache)
     entries = list(cache._entries.values())
     length = entries[-1].extent.tokens.size
     buffers = entries[-1].snapshot.state.full
     assert buffers.capacity == length, "spare room was kept"
     assert cache.nbytes == sum(array.nbytes for entry in entries for array in entry.snapshot.arrays())
     del entries, buffers
+    # Small allocations are rounded up: 1,024 bytes here. A slice that keeps all of its buffer adds 30 KB.
+    assert 0 <= settled_bytes(before + cache.nbytes) - before - cache.nbytes < 16_384
 
     small = d2.PrefixCache(max_bytes=cache.nbytes // len(cache))
     for marker in range(3):

@@ -52,6 +52,12 @@ def ready(terminal: Terminal, after: int) -> bool:
     return replies(terminal) == after and terminal.text.endswith("›")
 
 
+def say(terminal: Terminal, text: str) -> None:
+    """Type a line where one is awaited: between two of them, Enter is a line's end to the terminal."""
+    terminal.until(lambda: terminal.text.endswith("›"))
+    terminal.enter(text)
+
+
 def test_turns_a_stopped_reply_a_resize_and_the_commands(opened: Opened, base: Path) -> None:
     terminal = opened(tokens=400)
     terminal.until(PROMPT)
@@ -65,23 +71,23 @@ def test_turns_a_stopped_reply_a_resize_and_the_commands(opened: Opened, base: P
     terminal.until("› typed ahead")  # it waited for its turn, and Ctrl-C did not throw it away
     assert "› class Stack:" in terminal.whole, "what stood above is still there"
     terminal.type("\x03")  # empties the line, and leaves nothing
-    terminal.enter("/set max_tokens 8")
+    say(terminal, "/set max_tokens 8")
     terminal.until("max_tokens  8")
-    terminal.enter("and more")
+    say(terminal, "and more")
     terminal.until(lambda: ready(terminal, 2))
-    terminal.enter("/stats")
+    say(terminal, "/stats")
     terminal.until("acceptance by position")
     reused = re.search(r"(\d+) of (\d+) prompt tokens reused", " ".join(terminal.whole.split()))
     assert reused is not None and int(reused[1]) > int(reused[2]) - 24
-    terminal.enter("/nope")
+    say(terminal, "/nope")
     terminal.until("error: command: got '/nope'")
-    terminal.enter("/retry")
+    say(terminal, "/retry")
     terminal.until(lambda: ready(terminal, 3))
-    terminal.enter("/undo")
+    say(terminal, "/undo")
     terminal.until("taken back: and more")
-    terminal.enter("/save mine")
+    say(terminal, "/save mine")
     terminal.until("saved as mine")
-    terminal.enter("/exit")
+    say(terminal, "/exit")
     assert terminal.wait() == 0
     saved = json.loads((base / "chats" / "mine.json").read_text(encoding="utf-8"))
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"]
