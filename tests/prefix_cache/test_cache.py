@@ -6,6 +6,8 @@ that a hit drafts exactly as a session that read everything itself.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +23,7 @@ from tests.engines import settled_bytes, tiny_engine
 from tests.runs import PROMPT, lively_target, slow_unless, thinned
 from tests.tiny import make_tiny_drafter
 
+ROOT = Path(__file__).resolve().parents[2]
 FIRST = [*PROMPT, *range(30, 51)]
 NEW = [11, 48, 150, 2, 61, 62, 63, 90, 17, 133]
 CONFIG = d2.GenerationConfig(max_tokens=12)
@@ -197,11 +200,28 @@ def test_the_oldest_goes_first_and_use_counts() -> None:
     assert told(engine, two, config, prefix_cache=cache)[1].cached_tokens == 0
 
 
+def bytes_besides() -> int:
+    """What a cache holds in memory more than it counts."""
+    engine, long, config = engine_of("qwen3_5"), FIRST * 20, replace(CONFIG, max_tokens=1)
+    told(engine, long, CONFIG)
+    told(engine, long, config, prefix_cache=d2.PrefixCache())  # what is made once is there now
+    before, cache = settled_bytes(), d2.PrefixCache()
+    told(engine, long, config, prefix_cache=cache)
+    return settled_bytes(before + cache.nbytes) - before - cache.nbytes
+
+
+def test_a_cache_holds_no_more_than_it_counts() -> None:
+    # In a process of its own: after other tests 25,856 bytes more were seen, which nothing has explained yet.
+    command = [sys.executable, "-m", "tests.prefix_cache.test_cache"]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    # Small allocations are rounded up: 1,024 bytes here. A slice that keeps all of its buffer adds 30 KB.
+    assert 0 <= int(child.stdout) < 16_384
+
+
 def test_bytes_are_counted_exactly_and_bounded() -> None:
     engine, long = engine_of("qwen3_5"), FIRST * 20
     told(engine, long, CONFIG)
     told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=d2.PrefixCache())  # what is made once is there now
-    mx.clear_cache()  # freed buffers of earlier tests would be used again, also where they are larger than needed
     before = settled_bytes()
     cache = d2.PrefixCache()
     told(engine, long, replace(CONFIG, max_tokens=1), prefix_cache=cache)
@@ -211,9 +231,6 @@ def test_bytes_are_counted_exactly_and_bounded() -> None:
     assert buffers.capacity == length, "spare room was kept"
     assert cache.nbytes == sum(array.nbytes for entry in entries for array in entry.snapshot.arrays())
     del entries, buffers
-    # Small allocations are rounded up: 1,024 bytes here, and 25,856 were seen in a process that had run other tests. A
-    # slice that keeps all of its buffer adds 30 KB.
-    assert 0 <= settled_bytes(before + cache.nbytes) - before - cache.nbytes < 28_000
 
     small = d2.PrefixCache(max_bytes=cache.nbytes // len(cache))
     for marker in range(3):
@@ -275,3 +292,7 @@ def test_threads_that_never_touched_mlx_may_hold_and_drop_a_cache(tmp_path: Path
     assert found[0][1].cached_tokens == N - 1
     del cache
     assert owner().call(lambda: mx.ones((2,)).sum().item()) == 2.0
+
+
+if __name__ == "__main__":
+    print(bytes_besides())
