@@ -6,16 +6,21 @@ cost of a block of rows.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
+from typing import Any
 
 import mlx.core as mx
 
 from .chips import this_chip
 from .errors import ConfigError
-from .layout import on_cpu
-from .memory import Precision
+from .layout import fast_blas, on_cpu, system_memory
+from .memory import Precision, memory_estimate
+from .targets.registry import describe_quantization
 
-_ASKED_FOR = {"auto": None, "bfloat16": mx.bfloat16, "float32": mx.float32}
+AUTO, FLOAT32 = "auto", "float32"
+_ASKED_FOR = {AUTO: None, "bfloat16": mx.bfloat16, FLOAT32: mx.float32}
+_SHARE_OF_FREE = 0.5  # of the free memory, for weights unpacked to float32
+_GIGA = 10**9
 
 
 def check_dtype(name: str, asked: str) -> None:
@@ -28,9 +33,34 @@ def check_dtype(name: str, asked: str) -> None:
         raise ConfigError(f"{name}: got {asked!r}, expected auto, bfloat16 or float32")
 
 
+def settle_target_dtype(asked: str, config: Mapping[str, Any]) -> tuple[str, str | None]:
+    """What "auto" means for this target here, and a notice of it where there was a choice.
+
+    On MLX's CPU back-end a block of 4-bit rows costs as much as its rows one by one. Unpacked to float32 it pays,
+    where a fast BLAS multiplies and the memory is there.
+
+    Args:
+        asked: a dtype of `load`.
+        config: the target's `config.json`.
+    """
+    quantization = describe_quantization(config)
+    if asked != AUTO or quantization is None or not on_cpu():
+        return asked, None
+    if not fast_blas():
+        return AUTO, f"target_dtype auto: {quantization} as in the files, there is no fast BLAS here (see `doctor`)"
+    unpacked = Precision(mx.float32.size, dequantized=True)
+    needed, free = memory_estimate(config, None, 1, precision=unpacked).target_weights, system_memory("MemAvailable")
+    if free is not None and needed > _SHARE_OF_FREE * free:
+        return AUTO, (
+            f"target_dtype auto: {quantization} as in the files, as {needed / _GIGA:.1f} GB in float32 "
+            f"are more than half of the {free / _GIGA:.1f} GB of free memory"
+        )
+    return FLOAT32, f"target_dtype auto: {quantization} unpacked to float32, of which blocks are fast here"
+
+
 def held_target(asked: str) -> mx.Dtype | None:
     """What a target's numbers are cast to; None leaves them as the checkpoint has them."""
-    return mx.float32 if asked == "auto" and on_cpu() else _ASKED_FOR[asked]
+    return mx.float32 if asked == AUTO and on_cpu() else _ASKED_FOR[asked]
 
 
 def held_drafter(asked: str, *, quantized: bool) -> mx.Dtype:
@@ -45,17 +75,24 @@ def load_precision(
     *,
     draft_bits: int | None = None,
     draft_group_size: int = 64,
-    target_dtype: str = "auto",
-    drafter_dtype: str = "auto",
+    target_dtype: str = AUTO,
+    drafter_dtype: str = AUTO,
+    target_config: Mapping[str, Any] | None = None,
 ) -> Precision:
-    """How `load` with these settings holds numbers on this machine, for `memory_estimate`."""
+    """How `load` with these settings holds numbers on this machine, for `memory_estimate`.
+
+    Args:
+        target_config: of the target that is meant; without it, "auto" is what it is for one that is not quantized.
+    """
+    if target_config is not None:
+        target_dtype, _ = settle_target_dtype(target_dtype, target_config)
     target, drafter = held_target(target_dtype), held_drafter(drafter_dtype, quantized=draft_bits is not None)
     return Precision(
         target_bytes=(target or mx.bfloat16).size,
         drafter_bytes=drafter.size,
         draft_bits=draft_bits,
         draft_group_size=draft_group_size,
-        dequantized=target_dtype == "float32",
+        dequantized=target_dtype == FLOAT32,
     )
 
 
@@ -64,16 +101,16 @@ def row_cost_note(quantization: str | None, target_dtype: str) -> str | None:
 
     Args:
         quantization: of the target's files, in words; None where they are not quantized.
-        target_dtype: as asked for.
+        target_dtype: as settled.
     """
     if not on_cpu():
         return None
-    if quantization is not None and target_dtype != "float32":
+    if quantization is not None and target_dtype != FLOAT32:
         return (
             f"on MLX's CPU back-end a block of {quantization} rows costs about as much as they do one by one: "
             "read acceptance, not speed"
         )
-    if "openblas" not in os.environ.get("LD_PRELOAD", ""):
+    if not fast_blas():
         return (
             "with MLX's own CPU matmul a block of rows costs about as much as they do one by one: "
             "read acceptance, not speed"

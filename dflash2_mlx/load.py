@@ -16,13 +16,14 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from .blas import checked_blas
 from .checkpoint import find_config, find_files, read_config
 from .cost_model import prior_costs
 from .costs import CostTable
 from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
-from .dtypes import check_dtype, held_drafter, held_target, load_precision, row_cost_note
+from .dtypes import FLOAT32, check_dtype, held_drafter, held_target, load_precision, row_cost_note, settle_target_dtype
 from .embedded import MINI, MINI_DRAFTER, MINI_TARGET
 from .errors import SettingError
 from .fingerprint import fingerprint, unique_fingerprint
@@ -44,8 +45,9 @@ class Engine:
 
     `row_cost_note` is set where this back-end makes a row cost about the same alone or in a block, so that
     acceptance can be read but speed cannot. `exactness` is "fast" or "exact", as loaded. `target_config` is the
-    target's parsed `config.json`. `fingerprint` is the same for the same files loaded in the same way. `costs` are
-    measured when something first asks for them.
+    target's parsed `config.json`. `load_notices` are what loading decided that the reader of a reply should know, one
+    line each. `fingerprint` is the same for the same files loaded in the same way. `costs` are measured when something
+    first asks for them.
     """
 
     target: Target
@@ -56,6 +58,7 @@ class Engine:
     stop_token_ids: frozenset[int]
     row_cost_note: str | None = None
     exactness: str = FAST
+    load_notices: tuple[str, ...] = ()
     target_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     fingerprint: str = field(default_factory=unique_fingerprint, repr=False)
     costs: CostTable = field(default_factory=CostTable, repr=False, compare=False)
@@ -90,8 +93,9 @@ def load(
         drafter: folder or Hub id; None decodes plainly.
         draft_bits: quantize the drafter's matrices on load, 4 or 8; None keeps them.
         draft_group_size: 32, 64 or 128.
-        target_dtype: "auto" keeps the checkpoint's weights (on MLX's CPU back-end with float32 activations,
-            which is several times faster there); "bfloat16" casts; "float32" dequantizes.
+        target_dtype: "auto" keeps the checkpoint's weights, on MLX's CPU back-end with float32 activations, and there
+            dequantizes where a fast BLAS makes blocks pay and half of the free memory holds the weights;
+            "bfloat16" casts; "float32" dequantizes.
         drafter_dtype: activations of the drafter, and its weights where they are not quantized: "auto" is bfloat16,
             but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
         draft_window: positions the drafter sees, block_size up to the checkpoint's window; None keeps that.
@@ -159,7 +163,8 @@ class _PairFiles:
     target_name: str
     source: str | Path
     config: Mapping[str, Any]
-    target_dtype: str
+    target_dtype: str  # as settled
+    notices: tuple[str, ...]
     exactness: str
     how: _DrafterSettings
     drafter_name: str | None
@@ -181,6 +186,7 @@ class _PairFiles:
             stop_token_ids=frozenset(tokenizer.eos_token_ids),
             row_cost_note=row_cost_note(describe_quantization(self.config), self.target_dtype),
             exactness=self.exactness,
+            load_notices=self.notices,
             target_config=self.config,
             fingerprint=self._fingerprint(folder),
             costs=self._costs(),
@@ -188,7 +194,7 @@ class _PairFiles:
 
     def _read(self, folder: Path) -> tuple[Target, DraftModel | None]:
         exact = self.exactness == EXACT
-        model = read_target(folder, held_target(self.target_dtype), dequantize=self.target_dtype == "float32")
+        model = read_target(folder, held_target(self.target_dtype), dequantize=self.target_dtype == FLOAT32)
         target = make_target(model, self.config, exact=exact)
         drafter = None if self.draft is None else self.draft.read(target)
         if exact:  # then single rows have a kernel too, and it is compiled now
@@ -219,6 +225,7 @@ def _checked_pair(
     target: str | Path, drafter: str | Path | None, target_dtype: str, exactness: str, how: _DrafterSettings
 ) -> _PairFiles:
     """A pair whose parts belong together and can be held as asked for; of a Hub target only the config is fetched."""
+    checked_blas()
     exact = check_exactness_word(exactness)
     mini = str(target) == MINI
     if drafter is None and not mini:
@@ -231,7 +238,9 @@ def _checked_pair(
         refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None if draft_source is None else _checked_files(draft_source, config, exactness, how)
     name = MINI if mini else str(target)
-    return _PairFiles(name, source, config, target_dtype, exactness, how, drafter_name, draft)
+    settled, notice = settle_target_dtype(target_dtype, config)
+    notices = () if notice is None else (notice,)
+    return _PairFiles(name, source, config, settled, notices, exactness, how, drafter_name, draft)
 
 
 def _checked_files(

@@ -41,7 +41,7 @@ def make_request(
         block_size=_width(engine, config) if mode == DFLASH2 else None,
         fallback_reason=_fallback_reason(engine, config, mode),
         verify_mode=config.verify_mode if mode == DFLASH2 else None,
-        notices=[*rendered.notices, *(dispatcher().notes() if mode == DFLASH2 else ())],
+        notices=[*engine.load_notices, *rendered.notices, *(dispatcher().notes() if mode == DFLASH2 else ())],
         prompt_tokens=len(rendered.ids),
         seed=None if sampling.greedy else seed,
         lossless_mode=None if sampling.greedy or mode == PLAIN else "coupled" if sampling.coupled else "rejection",

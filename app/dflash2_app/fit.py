@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .models.memory import GIGA, local_fit, require_local_fit
+from .models.memory import GIGA, local_fit, require_local_fit, target_config
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -86,4 +86,5 @@ def _precision(plan: Plan, *, plain: bool) -> d2.Precision:
         draft_bits=None if plain else plan.draft_bits,
         draft_group_size=plan.draft_group_size,
         target_dtype=plan.target_dtype,
+        target_config=target_config(plan.target),
     )

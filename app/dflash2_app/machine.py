@@ -29,7 +29,7 @@ def look(tune_folder: Path) -> Found:
         tune_folder: of the records of tuning.
 
     Raises:
-        ConfigError: `DFLASH2_KERNELS` cannot be read.
+        ConfigError: `DFLASH2_KERNELS` or `DFLASH2_BLAS` cannot be honoured.
     """
     from dflash2_mlx import analysis
 
@@ -37,6 +37,7 @@ def look(tune_folder: Path) -> Found:
     return {
         "machine": machine,
         "versions": analysis.package_versions(),
+        "blas": None,
         "memory_bandwidth_bytes_per_s": None,
         "kernels": kernels(),
         "kernel_times": [],
@@ -73,6 +74,9 @@ def examine(found: Found, engine: d2.Engine, rows: int, tell: Callable[[str], No
     """
     from dflash2_mlx import analysis
 
+    if found["machine"]["blas"] is not None:
+        tell("timing a product of MLX's BLAS")
+        found["blas"] = {"rows": analysis.BLOCK_ROWS, "cost": analysis.block_cost(), "fast": analysis.fast_blas()}
     tell("measuring the memory bandwidth")
     found["memory_bandwidth_bytes_per_s"] = analysis.measure_bandwidth()
     tell(f"timing passes of 1 to {rows} rows")

@@ -2,6 +2,7 @@
 
 from ..chips import Chip, this_chip
 from ..kernels._dispatch import KernelState
+from ..layout import BLOCK_ROWS, block_cost, fast_blas
 from ..load import with_drafter
 from ..shares import conditional_shares, expected_length
 from .ablation import ablations
@@ -16,6 +17,7 @@ from .recall import Recall, measure_recall
 from .replies import Reply, decode
 
 __all__ = [
+    "BLOCK_ROWS",
     "Acceptance",
     "Analysis",
     "BlockAttention",
@@ -32,11 +34,13 @@ __all__ = [
     "ablations",
     "analyze",
     "backend",
+    "block_cost",
     "conditional_shares",
     "decode",
     "describe_machine",
     "examine_pair",
     "expected_length",
+    "fast_blas",
     "kernel_states",
     "measure_attention",
     "measure_bandwidth",

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import platform
 import statistics
+import sys
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from ..blas import checked_blas
 from ..chips import Chip, this_chip
+from ..layout import system_memory
 from ..runtime import owner
 
 PACKAGES = ("dflash2-mlx", "mlx", "mlx-metal", "mlx-lm", "transformers", "huggingface_hub", "numpy")
 _BLOCK_BYTES = 256 * 2**20
-_MEMINFO = Path("/proc/meminfo")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -28,17 +30,22 @@ def describe_machine() -> dict[str, Any]:
 
     Bytes unless named otherwise. `memory_limit_bytes` is where MLX begins to wait, `wired_limit_bytes` what macOS
     lets a GPU keep resident (None elsewhere). `gpu` is what `chips.Chip` says; None where there is no Apple GPU.
+    `blas` is what `blas.Blas` says; None where MLX does not compute on Linux's CPU.
+
+    Raises:
+        ConfigError: `DFLASH2_BLAS` cannot be honoured.
     """
     device: dict[str, Any] = dict(mx.device_info())
     chip = this_chip()
     return {
         "chip": chip.name or device.get("device_name") or platform.processor() or None,
         "architecture": device.get("architecture"),
+        "blas": asdict(checked_blas()) if backend() == "cpu" and sys.platform == "linux" else None,
         "gpu": None if chip.generation is None else _gpu(chip),
         "machine": platform.machine(),
         "system": f"{platform.system()} {_system_version()}",
         "python": platform.python_version(),
-        "memory_bytes": device.get("memory_size") or _memory_bytes(),
+        "memory_bytes": device.get("memory_size") or system_memory("MemTotal"),
         "memory_limit_bytes": mx.get_memory_limit(),
         "wired_limit_bytes": device.get("max_recommended_working_set_size"),
         "backend": backend(),
@@ -59,7 +66,7 @@ def memory_limit() -> int | None:
     """Bytes a model may take here: what macOS lets the GPU keep resident, elsewhere the machine's memory."""
     device: dict[str, Any] = dict(mx.device_info())
     limit = device.get("max_recommended_working_set_size") if backend() == "metal" else None
-    return limit or device.get("memory_size") or _memory_bytes()
+    return limit or device.get("memory_size") or system_memory("MemTotal")
 
 
 def backend() -> str:
@@ -111,12 +118,3 @@ def _gpu(chip: Chip) -> dict[str, Any]:
         "neural_accelerators": chip.neural_accelerators,
         "neural_reason": chip.neural_reason,
     }
-
-
-def _memory_bytes() -> int | None:
-    if not _MEMINFO.is_file():
-        return None
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return None

@@ -95,6 +95,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         *_gpu_lines(machine["gpu"]),
         f"memory     {_gigabytes(memory)}, MLX may use {_gigabytes(machine['memory_limit_bytes'])}",
         f"MLX        {machine['backend']}, {machine['device']}",
+        *_blas_lines(machine["blas"], found["blas"]),
         f"packages   {versions}",
     ]
     if found["memory_bandwidth_bytes_per_s"] is not None:
@@ -114,6 +115,21 @@ def _lines(found: dict[str, Any]) -> list[str]:
         if found["busy"]:
             lines.append(f"caution    {found['busy']}")
     return [*lines, *(f"cannot     {text}" for text in found["cannot"])]
+
+
+def _blas_lines(blas: dict[str, Any] | None, timed: dict[str, Any] | None) -> list[str]:
+    """What multiplies matrices on Linux's CPU, and what a product of its told; none elsewhere."""
+    if blas is None:
+        return []
+    if blas["library"] is None:
+        name = f"none of ours ({blas['reason']})"
+    else:
+        threads = f", {blas['threads']} thread" if blas["threads"] else ""
+        name = f"{blas['version'] or blas['library']}{threads}"
+    if timed is None:
+        return [f"BLAS       {name}, not timed"]
+    verdict = "fast" if timed["fast"] else "slow: blocks do not pay"
+    return [f"BLAS       {name}: {timed['rows']} rows cost {timed['cost']:.1f} times one row, {verdict}"]
 
 
 def _gpu_lines(gpu: dict[str, Any] | None) -> list[str]:

@@ -71,7 +71,7 @@ def check_fit(
     import dflash2_mlx as d2
     from dflash2_mlx import analysis
 
-    held = precision or d2.load_precision()
+    held = precision or d2.load_precision(target_config=target)
     limit = analysis.memory_limit() if limit is None else limit
     try:
         estimate = d2.memory_estimate(target, drafter, context, precision=held)
@@ -131,12 +131,20 @@ def local_fit(
     """`check_fit` of a pair by name; nothing is known of one whose config is not on this machine."""
     import dflash2_mlx as d2
 
-    mini_target, mini_drafter = d2.embedded_pair()
-    config = local_config(str(mini_target) if target == MINI else target)
+    config = target_config(target)
     if config is None:
         return Fit(None, None, reason=f"{target} is not on this machine")
+    _, mini_drafter = d2.embedded_pair()
     drafts = local_config(str(mini_drafter) if drafter == MINI else drafter) if drafter else None
     return check_fit(config, drafts, context, precision=precision, limit=limit)
+
+
+def target_config(target: str) -> Mapping[str, Any] | None:
+    """The `config.json` of a target by name; None where it is not on this machine."""
+    import dflash2_mlx as d2
+
+    mini_target, _ = d2.embedded_pair()
+    return local_config(str(mini_target) if target == MINI else target)
 
 
 def needs(fit: Fit) -> str:

@@ -47,7 +47,7 @@ function machineFacts(found) {
   const rows = [
     ["Chip", machine.chip ?? "unknown"], ...gpuFacts(machine.gpu), ["System", `${machine.system}, Python ${machine.python}`],
     ["Memory", `${fmt.bytes(machine.memory_bytes)}, MLX may use ${fmt.bytes(machine.memory_limit_bytes)}`],
-    ["MLX", `${machine.backend}, ${machine.device}`],
+    ["MLX", `${machine.backend}, ${machine.device}`], ...blasFacts(machine.blas, found.blas),
     ["Packages", Object.entries(versions).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`).join(", ")],
   ];
   return [
@@ -55,6 +55,14 @@ function machineFacts(found) {
     el("dl.facts", {}, rows.map(([name, value]) => [el("dt", {}, name), el("dd.wrap", {}, value)])),
     found.cannot.map((text) => el("p.note.spaced", {}, `Cannot: ${text}`)),
   ];
+}
+
+/** What multiplies matrices on Linux's CPU, and what a block of rows costs with it once that was timed. */
+function blasFacts(blas, timed) {
+  if (!blas) return [];
+  const name = blas.library ? blas.version ?? blas.library : `none of ours (${blas.reason})`;
+  const told = timed ? `: ${timed.rows} rows cost ${timed.cost.toFixed(1)} times one row` : "";
+  return [["BLAS", name + told]];
 }
 
 /** The GPU of an Apple chip, and whether MLX uses its Neural Accelerators. */
