@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 
 import mlx.core as mx
 
+from dflash2_mlx.blas import load_blas
 from dflash2_mlx.errors import Dflash2Error
-
-MAPS = Path("/proc/self/maps")
 
 
 class BadInput(Exception):
@@ -50,7 +49,7 @@ def describe_machine() -> dict[str, Any]:
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
         "python": platform.python_version(),
-        "openblas": _openblas(),
+        "blas": _blas(),
         "commit": _commit(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
@@ -59,7 +58,7 @@ def describe_machine() -> dict[str, Any]:
 def print_machine(machine: dict[str, Any]) -> None:
     print(f"{machine['processor']}, {machine['cpu_cores']} cores, {machine['system']}, device {machine['device']}")
     print(f"mlx {machine['mlx']}, mlx-lm {machine['mlx_lm']}, Python {machine['python']}, commit {machine['commit']}")
-    print(f"OpenBLAS: {machine['openblas']}; load average {machine['load_average']}")
+    print(f"BLAS: {machine['blas']}; load average {machine['load_average']}")
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
@@ -82,13 +81,11 @@ def _processor() -> str:
     return str(mx.device_info().get("device_name", platform.processor() or platform.machine()))
 
 
-def _openblas() -> str:
-    # NumPy brings a copy of its own, libscipy_openblas, which MLX does not use.
-    loaded = MAPS.is_file() and "/libopenblas" in MAPS.read_text(encoding="utf-8")
-    if not loaded:
-        return "not loaded"
-    threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    return f"preloaded, {threads} thread(s)" if threads else "preloaded, threads not set"
+def _blas() -> str:
+    found = load_blas()
+    if found.library is None:
+        return found.reason or "the system's"
+    return f"{found.version or found.library}, threads {found.threads or os.environ.get('OPENBLAS_NUM_THREADS', 'all')}"
 
 
 def _commit() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .blas import load_blas
 from .chips import this_chip
 from .errors import ConfigError
 from .layout import fast_blas, on_cpu, system_memory
@@ -47,7 +48,8 @@ def settle_target_dtype(asked: str, config: Mapping[str, Any]) -> tuple[str, str
     if asked != AUTO or quantization is None or not on_cpu():
         return asked, None
     if not fast_blas():
-        return AUTO, f"target_dtype auto: {quantization} as in the files, there is no fast BLAS here (see `doctor`)"
+        reason = load_blas().reason or "as a timed product tells"
+        return AUTO, f"target_dtype auto: {quantization} as in the files, there is no fast BLAS here ({reason})"
     unpacked = Precision(mx.float32.size, dequantized=True)
     needed, free = memory_estimate(config, None, 1, precision=unpacked).target_weights, system_memory("MemAvailable")
     if free is not None and needed > _SHARE_OF_FREE * free:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+# Before any test module imports MLX, which takes the BLAS that it finds then. One thread each: workers share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import dflash2_mlx  # noqa: F401
+
 # Set before any test module imports huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -2,13 +2,13 @@
 
 `tests/golden/bootstrap.json` holds what the authors' MLX back-end did greedily on eight code prompts at three
 widths: the emitted ids and the tokens committed in every round. Their run used float32 weights, dequantized from
-the 4-bit target with float32 scales, and a preloaded OpenBLAS, whose sums differ in the last bits from those of
-MLX's own CPU matmul. Near-ties could therefore part the texts. Measured with mlx 0.32.4 on Linux, they do not:
-all 8 texts and all 24 lists of committed tokens are identical, with OpenBLAS and without it. So these tests ask
+the 4-bit target with float32 scales, and OpenBLAS, whose sums differ in the last bits from those of MLX's own CPU
+matmul. Near-ties could therefore part the texts. Measured with mlx 0.32.4 on Linux, they do not: all 8 texts and all
+24 lists of committed tokens are identical, with OpenBLAS and without it. So these tests ask
 for identity. Should another MLX part a text, `MAY_PART` is how many of the eight may; a run whose text parts says
 nothing about acceptance and is left out, all others stay exact.
 
-The preload has to happen before the process starts, so one (slow) test runs this file as a child process.
+A process has one BLAS, so a (slow) test runs this file as a child process for the other.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ from tests.pairs import BOOTSTRAP, bootstrap_pair
 
 HERE = Path(__file__).resolve().parent
 RECORD = json.loads((HERE / "golden" / "bootstrap.json").read_text(encoding="utf-8"))
-OPENBLAS = [
-    Path("/usr/lib/x86_64-linux-gnu/libopenblas.so.0"),
-    Path("/usr/lib/aarch64-linux-gnu/libopenblas.so.0"),
-    Path("/usr/lib64/libopenblas.so.0"),
-]
 MAY_PART = 1
 SHORT = 56  # tokens of the fast in-process run; the recorded runs have 160
 WIDTHS = [8, 5, 3]
@@ -89,14 +84,10 @@ def test_whole_runs_equal_the_authors(width: int) -> None:
     assert_like_the_authors(check_width(width, RECORD["max_tokens"]))
 
 
-def run_with_openblas(widths: list[int]) -> dict[str, Any]:
-    library = next((path for path in OPENBLAS if path.exists()), None)
-    if library is None:
-        pytest.skip("no OpenBLAS on this machine (libopenblas.so.0)")
+def run_with_mlx_blas(widths: list[int]) -> dict[str, Any]:
     child = subprocess.run(
         [sys.executable, "-m", "tests.test_bootstrap", *map(str, widths)],
-        cwd=HERE.parent,
-        env={**os.environ, "LD_PRELOAD": str(library), "OPENBLAS_NUM_THREADS": "1"},
+        cwd=HERE.parent, env={**os.environ, "DFLASH2_BLAS": "off"},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert child.returncode == 0, child.stderr
@@ -104,8 +95,8 @@ def run_with_openblas(widths: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_whole_runs_equal_the_authors_with_openblas() -> None:
-    for report in run_with_openblas(WIDTHS).values():
+def test_whole_runs_equal_the_authors_with_mlx_own_blas() -> None:
+    for report in run_with_mlx_blas(WIDTHS).values():
         assert_like_the_authors(report)
 
 

@@ -4,7 +4,6 @@
 For maintainers. Run it on a quiet machine, as the pictures show measured speeds.
 
     pip install '.[test]'                     # and Debian's chromium
-    export LD_PRELOAD=…/libopenblas.so.0 OPENBLAS_NUM_THREADS=1      # on Linux
     python tools/make_pictures.py pages terminal
 """
 
