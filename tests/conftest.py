@@ -9,16 +9,23 @@ from pathlib import Path
 
 import pytest
 
-# Before any test module imports MLX, which takes the BLAS that it finds then. One thread each: workers share the cores.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-import dflash2_mlx  # noqa: F401
-
-# Set before any test module imports huggingface_hub, which reads it once.
+# Set before huggingface_hub is imported, which reads it once; and one thread each, as workers share the cores.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Before any test module imports MLX, which takes the BLAS that it finds then.
+import dflash2_mlx  # noqa: F401, I001
+import mlx.core as mx
 
 # A shell starts its background jobs with Ctrl-C ignored, and children inherit that: no test of Ctrl-C could end.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def not_the_first_use() -> None:
+    """Have MLX compile something once: commands tell of a first use, which would depend on the order of tests."""
+    mx.eval(mx.compile(lambda x: x * 2 + 1)(mx.array([1.0])))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -57,6 +57,15 @@ def kernels() -> list[dict[str, Any]]:
     return [asdict(state) for state in analysis.kernel_states()]
 
 
+def first_use_note() -> str | None:
+    """What makes a first reply on this machine slow, once; None where nothing does."""
+    from dflash2_mlx import analysis
+
+    if not analysis.compiles_first():
+        return None
+    return "first use: MLX compiles its operations for this CPU, for a minute or so, and keeps them"
+
+
 def busy_note() -> str | None:
     """Whether others use this machine so much that timings mean little."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1

@@ -10,7 +10,15 @@ from .attention import BlockAttention, measure_attention
 from .block_view import BlockRow, BlockView, view_block
 from .cost_shares import CostShare, CostShares, measure_shares
 from .kernels import KernelTime, kernel_states, time_kernels
-from .machine import backend, describe_machine, measure_bandwidth, memory_limit, memory_use, package_versions
+from .machine import (
+    backend,
+    compiles_first,
+    describe_machine,
+    measure_bandwidth,
+    memory_limit,
+    memory_use,
+    package_versions,
+)
 from .method import Acceptance, Analysis, analyze
 from .pair import PairReport, examine_pair
 from .recall import Recall, measure_recall
@@ -35,6 +43,7 @@ __all__ = [
     "analyze",
     "backend",
     "block_cost",
+    "compiles_first",
     "conditional_shares",
     "decode",
     "describe_machine",

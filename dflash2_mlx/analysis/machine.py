@@ -9,9 +9,11 @@ from __future__ import annotations
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -74,6 +76,15 @@ def backend() -> str:
     if mx.default_device() == mx.Device(mx.cpu):
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def compiles_first() -> bool:
+    """Whether MLX's CPU back-end has compiled nothing on this machine yet.
+
+    It has g++ compile each fused operation at its first use, in this folder, where later processes find it.
+    """
+    compiled = Path(tempfile.gettempdir()) / "mlx" / version("mlx") / "cpu"
+    return backend() == "cpu" and next(compiled.glob("*.so"), None) is None
 
 
 def package_versions() -> dict[str, str | None]:

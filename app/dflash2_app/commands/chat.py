@@ -11,6 +11,7 @@ import typer
 
 from ..chat.settings import DEFAULT_MAX_TOKENS, ReplySettings
 from ..errors import AppError, UsageError
+from ..machine import first_use_note
 from ..output import Output, is_terminal
 from .grouping import grouped
 from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, Tune, VerifyMode, max_tokens, valued
@@ -78,6 +79,8 @@ def chat(
         view.header(app.describe(), HINT)
         if engine.row_cost_note and app.drafts:
             view.note(engine.row_cost_note)
+        if (note := first_use_note()) is not None:
+            view.note(note)
         app.tell_template()
         run_chat(app, screen.reader(app))
 

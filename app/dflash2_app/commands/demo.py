@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import FAILED, UsageError
+from ..machine import first_use_note
 from ..output import Output, is_terminal
 from ..samples import sample_prompt
 from ..side_by_side import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from .demo_view import Lane
 
 _PANEL = "Output"
-WARMING_UP = "both warm up, slow the first time"
+WARMING_UP = "both warm up"
 REFRESHES_PER_SECOND = 10
 MOST_SEED = 2**53 - 1  # beyond it, a browser's numbers are no longer exact
 
@@ -215,7 +216,7 @@ def _chats(engine: d2.Engine, config: d2.GenerationConfig) -> bool:
 
 
 def _compare_for_json(pair: Pair, out: Output) -> d2.Verdict:
-    out.status(WARMING_UP)
+    out.status(first_use_note() or WARMING_UP)
     pair.warm_up()
     results = {}
     for mode in MODES:
@@ -234,7 +235,7 @@ def _compare_in_lines(pair: Pair, out: Output) -> d2.Verdict:
 
     from .demo_view import figures
 
-    out.status(WARMING_UP)
+    out.status(first_use_note() or WARMING_UP)
     pair.warm_up()
     out.end_status()
     out.data(f"{subject(pair.engine, pair.config)}\none run after the other, so that neither slows the other\n")
@@ -263,7 +264,7 @@ def _compare_live(pair: Pair, out: Output) -> d2.Verdict:
     out.end_status()
     with Live(screen, console=console, refresh_per_second=REFRESHES_PER_SECOND):
         for lane in lanes.values():
-            lane.start(WARMING_UP)  # with its seconds: MLX may have to compile for minutes
+            lane.start(first_use_note() or WARMING_UP)
         pair.warm_up()
         for lane in lanes.values():
             lane.wait("waits for its turn")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..machine import first_use_note
 from ..output import Output
 from .grouping import grouped
 from .options import ModelOptions, ReplyOptions, SamplingOptions, valued
@@ -104,7 +105,7 @@ def _undrafted(models: ModelOptions, reply: ReplyOptions, drafts: bool) -> list[
 
 
 def _print_object(pair: Configured, prompt: Prompt, config: d2.GenerationConfig, out: Output) -> d2.GenerationStats:
-    out.status("generating")
+    out.status(first_use_note() or "generating")
     result = pair.generate(prompt, config)
     for notice in result.stats.notices:
         out.note(notice)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..machine import first_use_note
 from ..output import Output
 from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, path, token_bias
 
@@ -226,6 +227,9 @@ class ModelOptions:
             out.note(note)
         if setup.drafts and pair.report.dflash_fallback_reason is not None:
             out.note(f"plain decoding: {pair.report.dflash_fallback_reason}")
+        first_use = first_use_note()
+        if first_use is not None:
+            out.status(first_use)
         return pair
 
     def load(self, out: Output, *, plain: bool = False) -> d2.Engine:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..machine import first_use_note
 from ..output import Output
 from .grouping import grouped
 from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, Tune, valued
@@ -223,6 +224,8 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
             out.note(f"{first.name}: {note}")
         if served.report.dflash_fallback_reason is not None:
             out.note(f"{first.name}: plain decoding: {served.report.dflash_fallback_reason}")
+        if (note := first_use_note()) is not None:
+            out.note(note)
     desk = Desk(limits.max_running, limits.max_waiting, limits.stuck_after)
     body = int(limits.max_body_mb * 10**6)
     return Service(pool, desk, Limits(body_bytes=body), load_pinned=models.preload, base_path=models.base_path)
