@@ -238,7 +238,8 @@ def _checked_pair(
         refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None if draft_source is None else _checked_files(draft_source, config, exactness, how)
     name = MINI if mini else str(target)
-    settled, notice = settle_target_dtype(target_dtype, config)
+    # Exact passes are those of the quantized weights.
+    settled, notice = (target_dtype, None) if exact else settle_target_dtype(target_dtype, config)
     notices = () if notice is None else (notice,)
     return _PairFiles(name, source, config, settled, notices, exactness, how, drafter_name, draft)
 

@@ -1,7 +1,8 @@
 """Running sessions in tests, and comparing what they remember with a fresh prefill.
 
-Bits are compared, not values: on MLX's CPU back-end a row's result does not depend on the rows computed with
-it, so a difference is a fault of logic.
+With MLX's own BLAS (`DFLASH2_BLAS=off`) bits are compared, not values: there a row's result does not depend on the
+rows computed with it, so a difference is a fault of logic. A fast BLAS rounds a row by the block that it is in, and
+what it gives is compared within a few roundings. README's test command runs both.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from dflash2_mlx.blas import load_blas
 from dflash2_mlx.buffers import RowBuffers
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
@@ -154,9 +156,18 @@ def bits(array: mx.array) -> np.ndarray:
     return np.array(array.view({4: mx.uint32, 2: mx.uint16}[array.dtype.size]))
 
 
-def assert_same_bits(mine: mx.array, fresh: mx.array, name: str) -> None:
+def rounding() -> float:
+    """How far float32 results of the same sums may lie apart here: not at all with MLX's own BLAS."""
+    return 0.0 if load_blas().library is None else 1e-3
+
+
+def assert_same_rows(mine: mx.array, fresh: mx.array, name: str) -> None:
+    """Equal bits; in float32 over a fast BLAS, equal but for rounding."""
     assert mine.dtype == fresh.dtype, name
-    np.testing.assert_array_equal(bits(mine), bits(fresh), err_msg=name)
+    if mine.dtype != mx.float32 or not rounding():
+        np.testing.assert_array_equal(bits(mine), bits(fresh), err_msg=name)
+    else:
+        np.testing.assert_allclose(np.array(mine), np.array(fresh), rtol=rounding(), atol=rounding(), err_msg=name)
 
 
 def rows_of(buffers: RowBuffers, array: mx.array, first: int, end: int) -> mx.array:
@@ -176,7 +187,7 @@ def assert_same_buffers(mine: RowBuffers, fresh: RowBuffers, length: int, name: 
     for part in ("keys", "values"):
         for layer, (own, other) in enumerate(zip(getattr(mine, part), getattr(fresh, part), strict=True)):
             rows = rows_of(mine, own, first, length), rows_of(fresh, other, first, length)
-            assert_same_bits(*rows, f"{name}, {part} {layer}")
+            assert_same_rows(*rows, f"{name}, {part} {layer}")
 
 
 class Reader:
@@ -230,8 +241,8 @@ def assert_state_of(session: Session, text: Sequence[int], *, with_context: bool
             assert mine is other, "a recurrent layer has a state on one side only"
             continue
         assert mine.recurrent.dtype == mx.float32
-        assert_same_bits(mine.conv, other.conv, f"convolution window {layer}")
-        assert_same_bits(mine.recurrent, other.recurrent, f"recurrent state {layer}")
+        assert_same_rows(mine.conv, other.conv, f"convolution window {layer}")
+        assert_same_rows(mine.recurrent, other.recurrent, f"recurrent state {layer}")
     if isinstance(session, DFlash2Session) and with_context:
         context = session.context
         assert context.length.item() == length, "drafter context and target state differ in length"

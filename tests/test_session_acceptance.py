@@ -27,6 +27,8 @@ from tests.runs import (
 from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp, reject_every
 from tests.tiny import make_tiny_drafter
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 5
 SCHEDULES = {"ramp": ramp(BLOCK - 1), "right": RIGHT, "wrong": WRONG, "reject-third": reject_every(3)}
 

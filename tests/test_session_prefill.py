@@ -15,7 +15,7 @@ from tests.runs import (
     CRITICAL,
     FAMILIES,
     PROMPT,
-    assert_same_bits,
+    assert_same_rows,
     assert_state_of,
     lively_reply,
     lively_target,
@@ -27,6 +27,8 @@ from tests.runs import (
 )
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import make_tiny_drafter
+
+pytestmark = pytest.mark.bits
 
 WINDOW = 8
 LONG = [(7 * i * i + 3 * i + 11) % 199 for i in range(90)]
@@ -94,7 +96,7 @@ def test_chunks_leave_no_trace(family, window):
         assert held.base == other.base == first_row
         for mine, theirs in zip((*held.keys, *held.values), (*other.keys, *other.values), strict=True):
             rows = [rows_of(b, a, first_row, len(LONG)) for b, a in ((held, mine), (other, theirs))]
-            assert_same_bits(*rows, f"context rows with chunks of {chunk}")
+            assert_same_rows(*rows, f"context rows with chunks of {chunk}")
         assert_state_of(session, LONG, one_pass=True)
         session.finish()
         reply = run(DFlash2Session(lively_target(family), drafter), Request(LONG, 20, width=5, prefill_chunk=chunk))

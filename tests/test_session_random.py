@@ -12,6 +12,8 @@ from dflash2_mlx.stats import RoundResult
 from tests.runs import CRITICAL, assert_state_of, lively_target, plain_reply, thinned
 from tests.scripted import ScriptedDrafter
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 6
 
 

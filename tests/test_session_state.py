@@ -25,6 +25,8 @@ from tests.runs import (
 )
 from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp, reject_every
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 5
 N = len(PROMPT)
 

@@ -9,6 +9,8 @@ from dflash2_mlx.stats import GenerationStats
 from tests.runs import CRITICAL, PROMPT, Reply, assert_state_of, lively_reply, lively_target, run, thinned
 from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp, reject_every
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 5
 N = len(PROMPT)
 SCHEDULES = {"right": RIGHT, "wrong": WRONG, "ramp": ramp(BLOCK - 1), "reject-third": reject_every(3)}

@@ -25,6 +25,8 @@ from tests.runs import (
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import make_tiny_drafter
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 5
 N = len(PROMPT)
 EXTRA = [11, 48, 150, 2, 61, 62, 63, 90, 17, 133, 8, 8, 204, 31, 77, 5, 19, 120, 44, 45]

@@ -29,6 +29,8 @@ from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp
 from tests.test_session_law import DRAFTERS, LENGTH, TABLE, TableModel, TableTarget, exact_law
 from tests.test_session_law import PROMPT as LAW_PROMPT
 
+pytestmark = pytest.mark.bits
+
 BLOCK = 5
 
 

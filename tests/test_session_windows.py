@@ -20,6 +20,8 @@ from tests.runs import SLIDING, assert_state_of, bits, lively_target, plain_repl
 from tests.scripted import WRONG, ScriptedDrafter, ramp, reject_every
 from tests.tiny import make_tiny_drafter
 
+pytestmark = pytest.mark.bits
+
 WINDOW = 8
 TEXT = [3, 5, 9, 100, 20, 77, 31, 4, 190, 66, 12, 85, 140, 7, 57, 58, 201, 33]
 
