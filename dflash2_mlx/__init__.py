@@ -6,9 +6,9 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
     print(event.text, end="")
 """
 
-from .blas import load_blas
+from .blas import load_blas as _load_blas
 
-load_blas()  # before the imports below import MLX, which takes the BLAS that it finds then
+_load_blas()  # before the imports below import MLX, which takes the BLAS that it finds then
 
 from .compare import Verdict, compare_runs
 from .config import GenerationConfig, SamplingConfig

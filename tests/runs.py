@@ -22,7 +22,7 @@ from dflash2_mlx.blas import load_blas
 from dflash2_mlx.buffers import RowBuffers
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
-from dflash2_mlx.stats import PrefillProgress, RoundResult
+from dflash2_mlx.stats import PrefillProgress, RoundResult, TokenLogprob
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
 from tests.tiny import TARGET_CONFIGS, make_mlx_model
@@ -168,6 +168,14 @@ def assert_same_rows(mine: mx.array, fresh: mx.array, name: str) -> None:
         np.testing.assert_array_equal(bits(mine), bits(fresh), err_msg=name)
     else:
         np.testing.assert_allclose(np.array(mine), np.array(fresh), rtol=rounding(), atol=rounding(), err_msg=name)
+
+
+def assert_same_log_probabilities(mine: Sequence[TokenLogprob], other: Sequence[TokenLogprob]) -> None:
+    """The same tokens, and log-probabilities that are equal but for rounding."""
+    for left, right in zip(mine, other, strict=True):
+        assert left.token == right.token
+        assert left.logprob == pytest.approx(right.logprob, abs=rounding())
+        assert dict(left.top) == pytest.approx(dict(right.top), abs=rounding())
 
 
 def rows_of(buffers: RowBuffers, array: mx.array, first: int, end: int) -> mx.array:

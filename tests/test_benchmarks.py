@@ -25,7 +25,7 @@ def test_decode_measures_every_arm(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [set(arm["milliseconds"]) for arm in record["arms"]] == [phases - {"draft", "select"}, phases, phases]
     assert [len(arm["seconds"]) for arm in record["arms"]] == [2, 2, 2]
     shown = capsys.readouterr().out
-    for text in ("mlx 0.", "OpenBLAS: ", "DFlash 2, width 4", "separate synchronous runs"):
+    for text in ("mlx 0.", "BLAS: ", "DFlash 2, width 4", "separate synchronous runs"):
         assert text in shown
 
 

@@ -95,8 +95,8 @@ def test_what_a_loaded_pair_takes(tmp_path: Path, bits: int | None) -> None:
     mx.clear_cache()  # a buffer that other tests left may be larger than what is asked for, and counts whole
     before = mx.get_active_memory()
     engine = d2.load(target, drafter, draft_bits=bits, draft_group_size=32)
-    held = d2.load_precision(draft_bits=bits, draft_group_size=32)
     raw = {**TARGET_CONFIGS["qwen3_5"], "quantization": {"group_size": 32, "bits": 4}}
+    held = d2.load_precision(draft_bits=bits, draft_group_size=32, target_config=raw)
     estimate = memory_estimate(raw, drafter_config(**wide), 10, precision=held)
     counted = estimate.target_weights + estimate.drafter_weights
     assert engine.drafter is not None

@@ -17,11 +17,18 @@ from dflash2_mlx.stats import TokenLogprob
 from tests.automata import Automaton, nested_lists
 from tests.engines import tiny_engine
 from tests.reference import sampling as reference
-from tests.runs import PROMPT, Reply, lively_target, plain_reply, rounding, run, step_through, thinned
+from tests.runs import (
+    PROMPT,
+    Reply,
+    assert_same_log_probabilities,
+    lively_target,
+    plain_reply,
+    run,
+    step_through,
+    thinned,
+)
 from tests.scripted import ScriptedDrafter, ramp
 from tests.tiny import VOCAB
-
-pytestmark = pytest.mark.bits
 
 TOKENS = 40
 GREEDY = {
@@ -74,6 +81,7 @@ def entries(reply: Reply, session: Any, request: Request) -> list[TokenLogprob]:
     return found
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     ("settings", "top"),
     thinned([{}, GREEDY["all"], {"temperature": 0.7, "top_k": 5, "lossless_mode": "coupled"}], [0, 1, 5, 20]),
@@ -85,9 +93,7 @@ def test_log_probabilities_equal_plain_decodings_and_the_reference(settings, top
     left = entries(plain, PlainSession(target), Request(PROMPT, TOKENS, **ask))
     right = entries(drafted, drafting("qwen3_5", plain.tokens), Request(PROMPT, TOKENS, width=5, **ask))
     assert plain.tokens == drafted.tokens == [entry.token for entry in right]
-    for mine, other in zip(left, right, strict=True):
-        assert mine.logprob == pytest.approx(other.logprob, abs=rounding())
-        assert dict(mine.top) == pytest.approx(dict(other.top), abs=rounding())
+    assert_same_log_probabilities(left, right)
     out = target.forward(mx.array([[*PROMPT, *plain.tokens]]), target.new_state())
     shared = {key: settings[key] for key in settings if key.endswith(("penalty", "bias"))}
     for number, entry in enumerate(left):

@@ -29,8 +29,6 @@ from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp
 from tests.test_session_law import DRAFTERS, LENGTH, TABLE, TableModel, TableTarget, exact_law
 from tests.test_session_law import PROMPT as LAW_PROMPT
 
-pytestmark = pytest.mark.bits
-
 BLOCK = 5
 
 
@@ -50,6 +48,7 @@ class Drawn:
         self.told.append((width, num_accepted))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("family", [*CRITICAL, "qwen3"])
 def test_random_widths_equal_plain_decoding(family):
     plain = lively_reply(family)
@@ -72,6 +71,7 @@ def test_random_widths_equal_plain_decoding(family):
     assert_state_of(session, text)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("widths", [(1,), (1, 5), (5, 1, 1)])
 @pytest.mark.parametrize("results", [2, 3, 5, 8])
 def test_cancelled_and_cut_between_plain_and_drafted_rounds(widths, results):
@@ -91,6 +91,7 @@ def test_cancelled_and_cut_between_plain_and_drafted_rounds(widths, results):
     assert rest.tokens == plain_reply(session.target, session.tokens[: -len(rest.tokens)], 12)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("stop_at", [6, 7, 9, 12])
 def test_a_stop_token_inside_rounds_of_any_width(stop_at):
     family = "qwen3_5"

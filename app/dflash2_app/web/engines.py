@@ -236,8 +236,14 @@ class Engines:
 
 
 def _free(last: list[Any]) -> None:
-    last.clear()  # the only references there are
-    gc.collect()  # modules of a model refer to each other in circles
+    # Modules of a model refer to each other in circles. Off meanwhile: a collection of Python's own, on the thread of
+    # all requests, could find them first and end the model there.
+    gc.disable()
+    try:
+        last.clear()  # the only references there are
+        gc.collect()
+    finally:
+        gc.enable()
 
 
 def _cannot(held: Held) -> ApiError:
