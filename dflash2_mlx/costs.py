@@ -89,23 +89,22 @@ def _table(raw: Mapping[str, Any], name: str) -> dict[int, float]:
     return found
 
 
-MEASURED, KEPT, MODEL = "measured", "kept", "model"
+MEASURED, KEPT = "measured", "kept"
 
 
 class CostTable:
     """Costs of one pair on this machine.
 
-    Measured ones count most, whether just now or in an earlier process (kept); a model's serve until there are any.
-    Where there is nothing, they are measured when they are first asked for.
+    Measured just now or in an earlier process (kept). Where there are none, they are measured when they are first
+    asked for.
 
     Args:
         costs: what is known already.
-        prior: what the cost model says for this chip, if it knows it.
     """
 
-    def __init__(self, costs: PassCosts | None = None, *, prior: PassCosts | None = None):
-        self._costs = costs or prior
-        self.source: str | None = MEASURED if costs else MODEL if prior else None
+    def __init__(self, costs: PassCosts | None = None):
+        self._costs = costs
+        self.source: str | None = MEASURED if costs else None
         # Is told of newly measured ones, on the owner thread; says what went wrong.
         self.keep: Callable[[PassCosts], str | None] | None = None
         self.problem: str | None = None

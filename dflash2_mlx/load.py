@@ -18,12 +18,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .blas import checked_blas
 from .checkpoint import find_config, find_files, read_config
-from .cost_model import prior_costs
 from .costs import CostTable
 from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
-from .dtypes import FLOAT32, check_dtype, held_drafter, held_target, load_precision, row_cost_note, settle_target_dtype
+from .dtypes import FLOAT32, check_dtype, held_drafter, held_target, row_cost_note, settle_target_dtype
 from .embedded import MINI, MINI_DRAFTER, MINI_TARGET
 from .errors import SettingError
 from .fingerprint import fingerprint, unique_fingerprint
@@ -189,7 +188,7 @@ class _PairFiles:
             load_notices=self.notices,
             target_config=self.config,
             fingerprint=self._fingerprint(folder),
-            costs=self._costs(),
+            costs=CostTable(),
         )
 
     def _read(self, folder: Path) -> tuple[Target, DraftModel | None]:
@@ -207,18 +206,6 @@ class _PairFiles:
         exact = (self.exactness,) if self.exactness == EXACT else ()
         folders = [folder] if self.draft is None else [folder, self.draft.folder]
         return fingerprint(folders, (*facts, *exact, str(mx.default_device())))
-
-    def _costs(self) -> CostTable:
-        if self.draft is None:
-            return CostTable()
-        how = self.how
-        held = load_precision(
-            draft_bits=how.bits,
-            draft_group_size=how.group_size,
-            target_dtype=self.target_dtype,
-            drafter_dtype=how.dtype,
-        )
-        return CostTable(prior=prior_costs(self.config, self.draft.config, held))
 
 
 def _checked_pair(

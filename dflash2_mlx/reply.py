@@ -13,7 +13,6 @@ import mlx.core as mx
 
 from .config import GenerationConfig
 from .constraints import LogitConstraint
-from .costs import MODEL
 from .errors import ConfigError
 from .kernels._dispatch import dispatcher
 from .load import Engine
@@ -26,7 +25,6 @@ from .text import RenderedPrompt, TextStream
 from .widths import Adaptive
 
 _AHEAD = 64  # events a reply may be ahead of its reader
-ADAPTIVE_BY_MODEL = "verify_mode adaptive: the costs of passes are computed for this chip, not measured"
 
 
 class ReplyJob:
@@ -151,8 +149,6 @@ class ReplyJob:
                 f"verify_mode adaptive: the costs of passes were measured first, in {spent:.1f} s"
             )
             self.stats.notices += [engine.costs.problem] if engine.costs.problem else []
-        elif engine.costs.source == MODEL:
-            self.stats.notices.append(ADAPTIVE_BY_MODEL)
         return Adaptive(costs, self.request.width, depth=len(self.request.prompt))
 
     def _tell_of_cache(self) -> None:

@@ -79,7 +79,6 @@ LIBRARY = [
     "shapes",
     "memory",
     "dtypes",
-    "cost_model",
     "describe",
     "checkpoint",
     "pairing",

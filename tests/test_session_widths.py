@@ -223,16 +223,12 @@ def test_costs_are_measured_once_per_engine():
     assert "costs of passes were measured first" in first[0] and second == []
 
 
-def test_a_chips_prior_serves_until_something_was_measured():
-    engine = replace(scripted_engine("qwen3", RIGHT), costs=CostTable(prior=FLAT))
-    assert engine.costs.known and engine.costs.source == "model"
-    config = d2.GenerationConfig(max_tokens=12, verify_mode="adaptive")
-    told = "verify_mode adaptive: the costs of passes are computed for this chip, not measured"
-    assert d2.generate(engine, PROMPT, config).stats.notices == [told]
-    assert engine.costs.source == "model", "nothing was measured for a reply"
+def test_costs_that_were_kept_serve_until_others_are_measured():
+    engine = replace(scripted_engine("qwen3", RIGHT), costs=CostTable())
+    assert not engine.costs.known and engine.costs.source is None
     engine.costs.adopt(STEEP, "kept")
-    stats = d2.generate(engine, PROMPT, config).stats
-    assert stats.notices == [] and set(stats.rounds_by_width) == {1}
+    stats = d2.generate(engine, PROMPT, d2.GenerationConfig(max_tokens=12, verify_mode="adaptive")).stats
+    assert engine.costs.source == "kept" and stats.notices == [] and set(stats.rounds_by_width) == {1}
 
 
 def test_a_long_prompt_counts_as_depth():

@@ -2,7 +2,7 @@
 
 A trace says for every position of a text how many drafts a block beginning there has accepted, so that every policy
 can be played over the same text. Recorded ones (`benchmarks.record_traces`) are real replies of the embedded pair;
-made ones follow shares by position. Costs are the model's for a 27B pair, never measured on a chip, and made-up ones.
+made ones follow shares by position. Costs are a roofline's for a 27B pair, never measured on a chip, and made-up ones.
 
 The policy's constants were chosen on one half (`TUNING`: tables, `tuning`: traces) and are judged on the other
 (`HELD_OUT`, `held_out`): other chips and shapes of cost, other prompts, other ways to sample, texts the embedded pair
@@ -20,26 +20,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dflash2_mlx.chips import read_chip
-from dflash2_mlx.cost_model import OwnKernels, predict, workload
 from dflash2_mlx.costs import PassCosts, expected_tokens
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.memory import Precision
 from dflash2_mlx.widths import WidthPolicy
-from tests.published import DFLASH2
-from tests.test_memory_estimate import QWEN_27B
 
 _DATA = Path(__file__).parent / "data"
 BLOCK = 8
 LUCK = 20
 LENGTH = 6000  # tokens of a trace: shorter ones have a best fixed width by luck
-CHIPS = {
-    "M1 Pro": ("applegpu_g13s", "Apple M1 Pro"),
-    "M3 Max": ("applegpu_g15s", "Apple M3 Max"),
-    "M4 Pro": ("applegpu_g16s", "Apple M4 Pro"),
-    "M5 Max": ("applegpu_g17s", "Apple M5 Max"),
-}
-OWN = OwnKernels(linear=True, attention=True, recurrent=True)
 
 
 @dataclass(frozen=True)
@@ -83,17 +70,9 @@ HELD_OUT = ("M3 Max own", "M4 Pro stock", "M4 Pro own", "M5 Max stock", "flat", 
 
 @cache
 def cost_tables() -> Mapping[str, PassCosts]:
-    """The 27B pair with 4-bit weights on several chips, with MLX's few-row kernels and with ours."""
-    drafter = DrafterConfig.from_dict(DFLASH2["Qwen3.8-27B"].raw, num_target_layers=64)
-    work = workload(QWEN_27B, drafter, Precision(draft_bits=4))
-    found = {}
-    for name, (architecture, chip_name) in CHIPS.items():
-        chip = read_chip(architecture, chip_name, "26.4", "0.32.4")
-        for kind, own in (("stock", OwnKernels()), ("own", OWN)):
-            costs = predict(work, chip, own, range(1, BLOCK + 1))
-            assert costs is not None
-            found[f"{name} {kind}"] = costs
-    return found
+    """A 27B pair with 4-bit weights on several chips, with MLX's few-row kernels and with ours: by a roofline."""
+    found = json.loads((_DATA / "pass_costs.json").read_text())
+    return {name: PassCosts.from_dict(costs) for name, costs in found.items()}
 
 
 def all_tables() -> Mapping[str, PassCosts]:
