@@ -31,6 +31,7 @@ from .kernels.qmm_forms import MOST_ROWS as MOST_OWN_ROWS
 from .layout import on_cpu
 from .memory import Precision, drafter_packing, own_bytes, packing, tensor_bytes
 from .shapes import FULL, RECURRENT, target_shape
+from .targets.registry import file_quantization
 from .weights import expected_shapes
 
 _LANES = 128  # of a GPU core
@@ -128,7 +129,7 @@ def workload(
     """
     held = precision or Precision()
     shape = target_shape(target_config)
-    quantization = None if held.dequantized else target_config.get("quantization")
+    quantization = None if held.dequantized else file_quantization(target_config)
     body, head, experts = [], [], []
     tied = "lm_head.weight" not in shape.tensors
     text = target_config.get("text_config") or target_config
