@@ -11,9 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .config import SamplingConfig
+from .config import GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .stats import TokenLogprob
+from .values import check_integer
 from .widths import WidthPolicy
 
 
@@ -23,6 +24,9 @@ class Request:
 
     `seed` is used only when `sampling` is not greedy. `width` is that of every round, or the most that `policy` may
     ask for. `boundaries` are prompt positions at which a chunk must end, so that a snapshot can be taken there.
+
+    Raises:
+        ConfigError: `max_tokens` does not fit the device's counter.
     """
 
     prompt: list[int]
@@ -36,6 +40,9 @@ class Request:
     constraint: LogitConstraint | None = None
     policy: WidthPolicy | None = None
     boundaries: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_integer("max_tokens", self.max_tokens, 1, GenerationConfig.MOST_TOKENS)
 
 
 @dataclass(frozen=True)
