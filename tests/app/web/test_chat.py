@@ -57,6 +57,32 @@ def endless() -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.parametrize(("path", "more"), [
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 8}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 8}),
+    ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 8}),
+])  # fmt: skip
+@pytest.mark.parametrize("drafts", [True, False])
+def test_numbers_that_are_not_finite_fail_one_request(path: str, more: dict[str, Any], drafts: bool) -> None:
+    engine = tiny_engine(drafts=drafts)
+    target = copy.copy(engine.target)
+    cache = d2.PrefixCache()
+    target.finish_logits = lambda logits: logits * float("nan")
+    spoilt = Served.of("spoilt", tiny_pair(replace(engine, target=target, target_name="spoilt"), cache=cache))
+    with serving(source_of(spoilt), source_of(tiny_served())) as running:
+        answer = running.http.post(path, json={"model": "spoilt", **more})
+        assert answer.status_code == 500
+        message = answer.json()["error"]["message"]
+        assert "logits: got numbers that are not finite from spoilt in float32" in message
+        stream = running.http.post(path, json={"model": "spoilt", **more, "stream": True})
+        assert "not finite from spoilt in float32" in stream.text
+        assert len(cache) == 0
+        assert running.http.post(path, json={"model": "tiny", **more}).status_code == 200
+        del target.finish_logits
+        assert running.http.post(path, json={"model": "spoilt", **more}).status_code == 200, "it goes on when it can"
+
+
 @pytest.mark.parametrize(("path", "name", "more"), [
     ("/v1/chat/completions", "max_tokens", {"messages": HELLO}),
     ("/v1/chat/completions", "max_completion_tokens", {"messages": HELLO}),
