@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from .values import check_integer, check_number, refusal
 
@@ -81,11 +81,16 @@ class SamplingConfig:
 class GenerationConfig:
     """One reply: its length, its sampling, where it stops and how it is drafted.
 
+    `max_tokens` may be any length where the model's config names its context: the reply ends there. With other models
+    more than `MOST_TOKENS` is refused.
+
     `block_size` is the verify width (rows per round); None means the checkpoint's own.
     `verify_mode`: "dflash" verifies that many rows in every round, "adaptive" at most that many, by measured gain (see
     `widths.py`), "off" decodes plainly.
     `logprobs`: None for none, 0 for the emitted tokens', k for the k best alternatives as well.
     """
+
+    MOST_TOKENS: ClassVar[int] = 2**31 - 1  # sessions count the tokens of a reply in an int32 on the device
 
     max_tokens: int = 512
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -8,6 +8,7 @@ Dflash2Error
 ├── PairError              this drafter does not belong to this target
 ├── UnsupportedModelError  the target's family has no adapter
 ├── PromptError            the prompt is empty, malformed or longer than the model's context
+├── LogitsError            the target's own numbers are not finite: no token can be chosen by them
 ├── TrainingError          a training run cannot go on: its loss is no number any more
 └── ConstraintError        a `LogitConstraint` broke its contract
 
@@ -49,6 +50,22 @@ class PromptError(Dflash2Error, ValueError):
 
 class ConstraintError(Dflash2Error):
     """A LogitConstraint returned something unusable."""
+
+
+class LogitsError(Dflash2Error):
+    """The target's logits are not finite, so that no token can be chosen by them.
+
+    Args:
+        model: which one, for people.
+        precision: the dtype in which it computed them.
+    """
+
+    def __init__(self, model: str, precision: object):
+        self.precision = str(precision).rsplit(".", 1)[-1]
+        super().__init__(
+            f"logits: got numbers that are not finite from {model} in {self.precision}, expected finite ones: its "
+            "weights are damaged, or overflow in this precision"
+        )
 
 
 class TrainingError(Dflash2Error):

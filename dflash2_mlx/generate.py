@@ -45,6 +45,7 @@ def stream_generate(
         prefix_cache: what earlier replies read and need not be read again; this reply adds to it.
     Raises:
         ConfigError, PromptError: before anything runs.
+        LogitsError: while it runs, the target's numbers are not finite; a session has forgotten everything then.
 
     Closing the iterator cancels the reply; a session stays usable.
     """

@@ -33,7 +33,7 @@ from .row_layers import EXACT, FAST, check_exactness_word, refuse_exactness_earl
 from .runtime import owner
 from .targets.base import Target
 from .targets.reading import read_target
-from .targets.registry import describe_quantization, make_target
+from .targets.registry import describe_quantization, file_quantization, make_target
 from .tokenizer import read_tokenizer
 from .weights import load_drafter_weights
 
@@ -193,7 +193,12 @@ class _PairFiles:
 
     def _read(self, folder: Path) -> tuple[Target, DraftModel | None]:
         exact = self.exactness == EXACT
-        model = read_target(folder, held_target(self.target_dtype), dequantize=self.target_dtype == FLOAT32)
+        model = read_target(
+            folder,
+            held_target(self.target_dtype),
+            dequantize=self.target_dtype == FLOAT32,
+            quantization=file_quantization(self.config),
+        )
         target = make_target(model, self.config, exact=exact)
         drafter = None if self.draft is None else self.draft.read(target)
         if exact:  # then single rows have a kernel too, and it is compiled now

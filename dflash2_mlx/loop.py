@@ -15,10 +15,12 @@ from collections import deque
 
 import mlx.core as mx
 
+from .acceptance import Acceptance
 from .constraints import LogitConstraint, constraint_rows
 from .drafter.context import DrafterContext
 from .drafter.model import Proposal
-from .rounds import QueuedPass, Request, cut, host_row, read_log_probs
+from .errors import LogitsError
+from .rounds import QueuedPass, Request, best_logits, cut, host_row, read_log_probs
 from .snapshots import Extent, SessionSnapshot, extent_of
 from .stats import PrefillProgress, RoundResult
 from .targets.base import Target
@@ -64,7 +66,11 @@ class Session:
         self._prepare(request)
 
     def step(self) -> PrefillProgress | RoundResult | None:
-        """Do one piece of work: a prefill chunk, or queue a round and read the one before. None when finished."""
+        """Do one piece of work: a prefill chunk, or queue a round and read the one before. None when finished.
+
+        Raises:
+            LogitsError: the target's numbers are not finite; the session has forgotten everything.
+        """
         request = self._request
         if request is None or self.finish_reason is not None:
             return None
@@ -192,6 +198,9 @@ class Session:
         # Nothing is in flight here: waiting bounds the memory of a long prompt to one chunk.
         mx.eval(self.state.arrays(), self._context_arrays())
         if end < len(request.prompt):
+            # A snapshot is taken here, long before a token tells: nothing may be kept of numbers that are not finite.
+            if end in request.boundaries and not mx.isfinite(best_logits(out.logits)).all().item():
+                raise self._not_finite(out.logits.dtype)
             return
         self.state.trim()
         mask = None
@@ -201,7 +210,7 @@ class Session:
         chosen, processed = self._chooser.choose(
             out.logits, fed, None, shared=self._chooser.shared_noise(fed, 1), mask=mask
         )
-        self._queue(request, chosen.tokens, chosen.num_accepted, None, processed, first=True)
+        self._queue(request, out.logits, chosen, None, processed, first=True)
 
     # Rounds.
 
@@ -220,7 +229,7 @@ class Session:
         if shared is None and proposal is None:
             shared = self._chooser.shared_noise(start, 1)
         chosen, processed = self._chooser.choose(out.logits, start, proposal, shared=shared, mask=mask)
-        count = self._queue(request, chosen.tokens, chosen.num_accepted, proposal, processed)
+        count = self._queue(request, out.logits, chosen, proposal, processed)
         # Without a proposal only committed tokens are fed, so the row always stays (finish() goes back if need be).
         keep = 1 if proposal is None else count
         self.target.commit(self.state, keep)
@@ -229,17 +238,29 @@ class Session:
     def _queue(
         self,
         request: Request,
-        tokens: mx.array,
-        num_accepted: mx.array,
+        logits: mx.array,
+        chosen: Acceptance,
         proposal: Proposal | None,
         processed: mx.array,
         *,
         first: bool = False,
     ) -> mx.array:
-        """Cut at stop token and limit, move the anchor, and send what the host will read."""
+        """Cut at stop token and limit, move the anchor, and send what the host will read.
+
+        Shapes:
+            logits, processed: [B, L, V], as the target gave them and as the tokens were chosen by
+        """
+        tokens = chosen.tokens
         drafted = tokens[:, :0] if proposal is None else proposal.tokens
         packed, keep, self._anchor, self._remaining, self._done = cut(
-            tokens, num_accepted, drafted, self._stops, self._anchor, self._remaining, self._done
+            tokens,
+            chosen.num_accepted,
+            drafted,
+            best_logits(logits),
+            self._stops,
+            self._anchor,
+            self._remaining,
+            self._done,
         )
         self._chooser.record(tokens, keep)
         logprobs = None
@@ -249,7 +270,7 @@ class Session:
         else:
             # A call of its own: reading an array waits for the whole call it was queued in.
             mx.async_eval(packed)
-        self._pending.append(QueuedPass(packed, tokens.shape[1], first, logprobs))
+        self._pending.append(QueuedPass(packed, tokens.shape[1], first, logits.dtype, logprobs))
         return keep
 
     def _queue_constrained(self, request: Request, constraint: LogitConstraint) -> None:
@@ -261,7 +282,9 @@ class Session:
     def _read(self, request: Request) -> RoundResult:
         """Wait for the oldest queued pass; the only place a round's results reach the host."""
         queued = self._pending.popleft()
-        count, num_accepted, *rest = host_row(queued.packed)
+        count, num_accepted, spoilt, *rest = host_row(queued.packed)
+        if spoilt:
+            raise self._not_finite(queued.dtype)
         tokens = rest[:count]
         start = self.position
         if not queued.first:
@@ -287,6 +310,11 @@ class Session:
             synchronous=request.constraint is not None,
             logprobs=read_log_probs(tokens, queued),
         )
+
+    def _not_finite(self, dtype: mx.Dtype) -> LogitsError:
+        """Forget what was computed with such numbers; the error, to be raised."""
+        self.abandon()
+        return LogitsError(self.target.spec.family, dtype)
 
     # What a drafting session adds.
 

@@ -18,6 +18,7 @@ from typing import Any
 from .buffers import GROWTH
 from .drafter.config import DrafterConfig
 from .errors import ConfigError
+from .names import module_setting
 from .shapes import FULL, RECURRENT, SLIDING, TargetShape, target_shape
 from .targets.caches import REMEMBERED_PASSES
 from .values import check_integer
@@ -145,14 +146,12 @@ def packing(name: str, dims: tuple[int, ...], quantization: object) -> tuple[int
     """
     if not isinstance(quantization, Mapping) or len(dims) < 2 or "conv1d" in name:
         return None
-    module = name.removesuffix(".weight")
     merged: Mapping[str, Any] = quantization
-    for key, own in quantization.items():
-        if isinstance(key, str) and (key == module or key.endswith("." + module)):
-            if own is False:
-                return None
-            if isinstance(own, Mapping):
-                merged = {**quantization, **own}
+    own = module_setting(quantization, name.removesuffix(".weight"))
+    if own is False:
+        return None
+    if isinstance(own, Mapping):
+        merged = {**quantization, **own}
     bits, group = merged.get("bits"), merged.get("group_size")
     if not isinstance(bits, int) or not isinstance(group, int) or bits < 1 or group < 1:
         raise ConfigError(f"quantization: got {dict(merged)!r}, expected bits and group_size")

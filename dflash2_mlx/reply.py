@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from .config import GenerationConfig
 from .constraints import LogitConstraint
-from .errors import ConfigError
+from .errors import ConfigError, LogitsError
 from .kernels._dispatch import dispatcher
 from .load import Engine
 from .prefix_cache import PrefixCache, Prepared
@@ -112,7 +112,10 @@ class ReplyJob:
                 self.session = None  # it belongs to the other reply: leave it alone
                 raise ConfigError("session: got one with a running reply, expected a finished one")
             self._begin(self.session)
-        result = self.session.step()
+        try:
+            result = self.session.step()
+        except LogitsError as error:  # a session knows its target, but not what it is called here
+            raise LogitsError(self.engine.target_name, error.precision) from None
         assert result is not None
         if isinstance(result, PrefillProgress):
             self.events.put(

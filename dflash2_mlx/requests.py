@@ -132,8 +132,9 @@ def _check_ids(engine: Engine, prompt: Sequence[int], config: GenerationConfig) 
 def _room(engine: Engine, prompt: Sequence[int], max_tokens: int) -> int:
     """How many of these tokens the model's context leaves."""
     limit = engine.context_length
-    if limit is None:
-        return max_tokens
-    if len(prompt) >= limit:
+    if limit is not None and len(prompt) >= limit:
         raise PromptError(f"prompt: got {len(prompt)} tokens, expected fewer than the model's context of {limit}")
-    return min(max_tokens, limit - len(prompt))
+    room = max_tokens if limit is None else min(max_tokens, limit - len(prompt))
+    if room > GenerationConfig.MOST_TOKENS:
+        raise SettingError(f"max_tokens: got {max_tokens}, expected an integer in 1..{GenerationConfig.MOST_TOKENS}")
+    return room

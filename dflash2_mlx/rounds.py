@@ -11,9 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .config import SamplingConfig
+from .config import GenerationConfig, SamplingConfig
 from .constraints import LogitConstraint
 from .stats import TokenLogprob
+from .values import check_integer
 from .widths import WidthPolicy
 
 
@@ -23,6 +24,9 @@ class Request:
 
     `seed` is used only when `sampling` is not greedy. `width` is that of every round, or the most that `policy` may
     ask for. `boundaries` are prompt positions at which a chunk must end, so that a snapshot can be taken there.
+
+    Raises:
+        ConfigError: `max_tokens` does not fit the device's counter.
     """
 
     prompt: list[int]
@@ -37,14 +41,21 @@ class Request:
     policy: WidthPolicy | None = None
     boundaries: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_integer("max_tokens", self.max_tokens, 1, GenerationConfig.MOST_TOKENS)
+
 
 @dataclass(frozen=True)
 class QueuedPass:
-    """A pass on its way: `packed` is [count, num_accepted, tokens (L), proposal (N)], int32."""
+    """A pass on its way: `packed` is [count, num_accepted, spoilt, tokens (L), proposal (N)], int32.
+
+    `spoilt` is 1 where a token was chosen by logits that are not finite; `dtype` is that of the target's logits.
+    """
 
     packed: mx.array
     width: int
     first: bool
+    dtype: mx.Dtype
     logprobs: tuple[mx.array, mx.array, mx.array] | None
 
 
@@ -53,6 +64,7 @@ def cut(
     tokens: mx.array,
     num_accepted: mx.array,
     drafted: mx.array,
+    best: mx.array,
     stops: mx.array,
     anchor: mx.array,
     remaining: mx.array,
@@ -61,9 +73,10 @@ def cut(
     """End a block at the first stop token or at the limit, and pack what the host will read.
 
     Shapes:
-        tokens: [B, L] int32; drafted: [B, N] int32; stops: [S] int32; all others [B]
+        tokens: [B, L] int32; drafted: [B, N] int32; best: [B, L], the target's `best_logits`; stops: [S] int32;
+        all others [B]
     Returns:
-        packed [B, 2 + L + N] int32, keep [B] (0 when already done), then the new anchor, remaining and done
+        packed [B, 3 + L + N] int32, keep [B] (0 when already done), then the new anchor, remaining and done
     """
     index = mx.arange(tokens.shape[1], dtype=mx.int32)[None]
     available = num_accepted + 1
@@ -75,8 +88,21 @@ def cut(
     newest = mx.take_along_axis(tokens, mx.maximum(keep - 1, 0)[:, None], axis=1)[:, 0]
     anchor = mx.where(keep > 0, newest, anchor)
     done = done | (first_stop < keep) | (remaining <= 0)
-    packed = mx.concatenate([keep[:, None], num_accepted[:, None].astype(mx.int32), tokens, drafted], axis=1)
+    # Rows after the kept ones follow tokens that were refused: what they hold concerns nobody.
+    spoilt = (~mx.isfinite(best) & (index < keep[:, None])).any(axis=1)
+    counts = mx.stack([keep, num_accepted.astype(mx.int32), spoilt.astype(mx.int32)], axis=1)
+    packed = mx.concatenate([counts, tokens, drafted], axis=1)
     return packed, keep, anchor, remaining, done
+
+
+def best_logits(logits: mx.array) -> mx.array:
+    """The largest logit of each row, [B, L] of [B, L, V]: finite exactly where a token can be chosen by the row.
+
+    A maximum is NaN if any number is, and +inf if one overflowed. Single tokens at -inf are a target's way to exclude
+    them (padded rows of a table), and leave it finite; a row of nothing else has no token to choose. Asked of what
+    the target gave, before masks and biases.
+    """
+    return mx.max(logits, axis=-1)
 
 
 def host_row(array: mx.array) -> list[Any]:

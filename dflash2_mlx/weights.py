@@ -1,8 +1,7 @@
 """Drafter checkpoint files: what must be in them, checked before a single weight is read.
 
-Owns: the names of every published layout, the missing/unknown/wrong-shape report, and
-quantization on load. Knows nothing of targets. Invariant: the tensors in a model are exactly those the
-config asks for.
+Owns: the missing/unknown/wrong-shape report, and quantization on load. Knows nothing of targets. Invariant: the
+tensors in a model are exactly those the config asks for.
 
 Reference: DFlash 2 specification 2.3 and 2.5.
 """
@@ -22,27 +21,14 @@ from .drafter.model import DraftModel
 from .errors import CheckpointError, ConfigError, SettingError
 from .headers import TensorInfo, read_headers
 from .layout import store_for_device
+from .names import CODEBOOKS, drafter_name
 
 DRAFT_BITS = (4, 8)
 GROUP_SIZES = (32, 64, 128)
 # Quantized on load; everything else stays as it is: about a tenth of the weights, and sensitive.
 QUANTIZED_ON_LOAD = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc")
-_CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
-_RENAMED = {"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"}  # Meta's Muse assistant files
 _QUANT_SUFFIXES = (".scales", ".biases")
 _FLOATS = ("BF16", "F16", "F32")
-
-
-def our_name(name: str) -> str:
-    """The module path of a checkpoint tensor: prefixes stripped, codebooks without `.weight`."""
-    name = name.removeprefix("model.")
-    for theirs, ours in _RENAMED.items():
-        if name.startswith(theirs + "."):
-            name = ours + name.removeprefix(theirs)
-    for codebook in _CODEBOOKS:
-        if name == codebook + ".weight":
-            name = codebook
-    return name
 
 
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -74,7 +60,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     for number in range(config.num_layers):
         shapes.update({f"layers.{number}.{name}": shape for name, shape in layer.items()})
     if config.selector_rank is not None:
-        for codebook in _CODEBOOKS:
+        for codebook in CODEBOOKS:
             shapes[codebook] = (config.vocab_size, config.selector_rank)
         shapes["candidate_selector.hidden_projection.weight"] = (config.selector_rank, hidden)
     return shapes
@@ -88,7 +74,7 @@ def check_drafter_files(folder: Path, config: DrafterConfig) -> dict[str, Tensor
     """
     infos: dict[str, TensorInfo] = {}
     for name, info in read_headers(folder).items():
-        ours = our_name(name)
+        ours = drafter_name(name)
         if ours in infos:
             raise CheckpointError(
                 f"{folder}: got tensor {ours!r} twice (with and without prefix or .weight), expected once"
@@ -131,7 +117,7 @@ def _module_of(name: str) -> str:
 
 def _weight_of(scales: str) -> str:
     module = scales.removesuffix(".scales")
-    return module if module in _CODEBOOKS else module + ".weight"
+    return module if module in CODEBOOKS else module + ".weight"
 
 
 def _quantization_of(name: str, config: DrafterConfig) -> tuple[int, int]:
@@ -196,8 +182,8 @@ def read_drafter(folder: Path, config: DrafterConfig) -> DraftModel:
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in infos.values()}):
         tensors: Any = mx.load(str(file))
-        weights.update({our_name(name): array for name, array in tensors.items()})
-    for codebook in _CODEBOOKS:  # looked up row by row: kept plain
+        weights.update({drafter_name(name): array for name, array in tensors.items()})
+    for codebook in CODEBOOKS:  # looked up row by row: kept plain
         if codebook + ".scales" in weights:
             group, bits = _quantization_of(codebook, config)
             weights[codebook] = mx.dequantize(

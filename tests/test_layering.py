@@ -23,6 +23,7 @@ LIBRARY = [
     "blas",
     "embedded",
     "values",
+    "names",
     "shares",
     "headers",
     "chips",

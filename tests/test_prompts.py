@@ -163,6 +163,28 @@ def test_a_prompt_as_long_as_the_context():
     assert (len(result.token_ids), result.finish_reason) == (2, "length")
 
 
+@pytest.mark.parametrize("context", [None, 10**12])
+def test_a_longer_reply_than_can_be_counted(context):
+    config = {**target_config("qwen3"), "max_position_embeddings": context}
+    engine = tiny_engine(target=make_target(lively_model("qwen3"), config))
+    for wanted in (2**31, 2**33, 10**30):
+        for ask in (d2.generate, d2.stream_generate):
+            with pytest.raises(
+                d2.SettingError, match=rf"max_tokens: got {wanted}, expected an integer in 1\.\.{2**31 - 1}"
+            ):
+                ask(engine, [3, 4], d2.GenerationConfig(max_tokens=wanted))
+    d2.stream_generate(engine, [3, 4], d2.GenerationConfig(max_tokens=2**31 - 1)).close()
+
+
+def test_a_context_cuts_what_is_too_long():
+    engine = tiny_engine(
+        target=make_target(lively_model("qwen3"), {**target_config("qwen3"), "max_position_embeddings": 9})
+    )
+    result = d2.generate(engine, [3, 4], d2.GenerationConfig(max_tokens=2**40))
+    assert len(result.token_ids) == 7
+    assert any(f"max_tokens: {2**40} was cut to 7" in notice for notice in result.stats.notices)
+
+
 @pytest.mark.parametrize(
     ("config", "parts"),
     [

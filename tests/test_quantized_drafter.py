@@ -11,10 +11,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from dflash2_mlx import ConfigError, DrafterConfig, load_drafter
+from dflash2_mlx import ConfigError, DrafterConfig, load_drafter, memory_estimate
 from dflash2_mlx.kernels.select_walk import neighbour_edges
 from tests.checkpoints import CODEBOOKS, WIDE, fitting, parameters, refused, write
-from tests.tiny import drafter_config, drafter_weights, save_drafter
+from tests.tiny import TARGET_CONFIGS, drafter_config, drafter_weights, save_drafter
 
 LINEAR = (nn.Linear, nn.QuantizedLinear)
 QUANTIZED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc"}
@@ -129,6 +129,46 @@ def test_quantized_in_part_and_by_module(tmp_path):
     assert (model.fc.bits, model.fc.group_size) == (8, 64)
     assert (model.layers[1].mlp.up_proj.bits, model.layers[1].mlp.up_proj.group_size) == (4, 32)
     assert isinstance(model.layers[0].self_attn.q_proj, nn.Linear)
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.", "model.language_model."])
+@pytest.mark.parametrize("tensors", ["", "model.", "language_model.model."])
+def test_settings_by_module_under_any_prefix(tmp_path, tensors, prefix, key):
+    _, stored = quantized_file(tmp_path, bits=4, modules=lambda module: module != "layers.0.mlp.up_proj")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    quantization = raw.pop("quantization")
+    for module in ("layers.0.self_attn.q_proj", "fc", CODEBOOKS[0]):  # 8 bits in groups of the same size
+        bare = fitting(**WIDE)[1][module if module in CODEBOOKS else module + ".weight"]
+        parts = mx.quantize(bare, group_size=32, bits=8)
+        stored.update(zip((module + ".weight", module + ".scales", module + ".biases"), parts, strict=True))
+        quantization[prefix + module] = {"group_size": 32, "bits": 8}
+    quantization[prefix + "layers.0.mlp.up_proj"] = False
+    renamed = {tensors + name: array for name, array in stored.items()}
+    write(tmp_path, {**raw, key: quantization}, renamed)
+    model = load_drafter(tmp_path)
+    assert (model.layers[0].self_attn.q_proj.bits, model.fc.bits, model.layers[1].self_attn.q_proj.bits) == (8, 8, 4)
+    assert isinstance(model.layers[0].mlp.up_proj, nn.Linear)
+    np.testing.assert_array_equal(model.fc.scales, stored["fc.scales"])
+    sizes = memory_estimate(TARGET_CONFIGS["qwen3"], {**raw, key: quantization, "hidden_size": 128}, 8)
+    unsaid = {name: value for name, value in quantization.items() if not isinstance(value, bool | dict)}
+    assert sizes.drafter_weights > memory_estimate(TARGET_CONFIGS["qwen3"], {**raw, key: unsaid}, 8).drafter_weights
+
+
+def test_a_renamed_module_and_its_settings(tmp_path):
+    _, stored = quantized_file(tmp_path, bits=4, modules=lambda module: module == "fc")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization"] = {"group_size": 64, "bits": 8, "model.encoder.fc": {"group_size": 32, "bits": 4}}
+    write(tmp_path, raw, {name.replace("fc.", "model.encoder.fc."): array for name, array in stored.items()})
+    assert (load_drafter(tmp_path).fc.bits, load_drafter(tmp_path).fc.group_size) == (4, 32)
+
+
+def test_two_spellings_that_say_different_things(tmp_path):
+    quantized_file(tmp_path, bits=4)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["quantization"].update({"fc": {"bits": 8}, "model.fc": {"bits": 4}})
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    refused(tmp_path, "quantization.model.fc", "one setting of fc", error=ConfigError)
 
 
 def test_quantized_files_are_not_quantized_again(tmp_path):

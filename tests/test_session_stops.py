@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import dflash2_mlx as d2
 from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
 from dflash2_mlx.stats import GenerationStats
 from tests.runs import CRITICAL, PROMPT, Reply, assert_state_of, lively_reply, lively_target, run, thinned
@@ -126,3 +127,22 @@ def test_one_token_needs_no_round(limit):
     session = session_for("qwen3_5", "right")
     reply = run(session, Request(PROMPT, limit, width=BLOCK))
     assert len(reply.rounds) == len(session.drafter.rounds()) == limit - 1
+
+
+# Lengths that the device's counter cannot hold.
+
+MOST = 2**31 - 1
+
+
+@pytest.mark.parametrize("limit", [0, 2**31, 2**32, 2**63, 10**30])
+def test_a_request_beyond_the_counter(limit):
+    with pytest.raises(d2.ConfigError, match=rf"max_tokens: got {limit}, expected an integer in 1\.\.{MOST}"):
+        Request(PROMPT, limit)
+
+
+def test_the_longest_request():
+    session = session_for("qwen3", None)
+    session.begin(Request(PROMPT, MOST, stop_token_ids=frozenset(lively_reply("qwen3")[4:5])))
+    while session.step() is not None:
+        pass
+    assert session.finish_reason == "stop"

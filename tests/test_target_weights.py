@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -181,3 +182,53 @@ def test_text_config_decides_about_the_pair(tmp_path):
     target = save(tmp_path / "target", config, converted("qwen3_5"))
     engine = d2.load(target, save_drafter(tmp_path / "drafter"))
     assert engine.target.spec.num_layers == 4
+
+
+# Quantized files whose config says more of some modules.
+
+
+def mixed(family: str) -> tuple[dict[str, Any], Weights]:
+    """A 4-bit target with one matrix of 8 bits, one of larger groups and one that is not packed.
+
+    Returns:
+        the settings of these three under mlx-lm's paths, and the weights
+    """
+    model = make_mlx_model(TARGET_CONFIGS[family])
+    own = {"0.mlp.up_proj": {"group_size": 32, "bits": 8}, "1.mlp.up_proj": {"group_size": 64, "bits": 4},
+           "2.mlp.up_proj": False}  # fmt: skip
+    told: dict[str, Any] = {}
+
+    def how(path: str, module: Any) -> Any:
+        for end, setting in own.items():
+            if path.endswith("layers." + end):
+                told[path] = setting
+                return setting
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+    nn.quantize(model, group_size=32, bits=4, class_predicate=how)
+    assert len(told) == 3
+    return told, dict(tree_flatten(model.parameters()))
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_settings_by_module_under_any_prefix(tmp_path, family, key):
+    told, weights = mixed(family)
+    found = []
+    for number, prefix in enumerate(
+        ["", "model.", "language_model.", "language_model.model.", "model.language_model."]
+    ):
+        renamed = {prefix + path[path.index("layers.") :]: setting for path, setting in told.items()}
+        config = {**TARGET_CONFIGS[family], key: {"group_size": 32, "bits": 4, **renamed}}
+        engine = d2.load(save(tmp_path / str(number), config, weights), target_dtype="bfloat16")
+        layers = engine.target.layers
+        kinds = [
+            (getattr(layer.mlp.up_proj, "bits", None), getattr(layer.mlp.up_proj, "group_size", None))
+            for layer in layers
+        ]
+        assert kinds == [(8, 32), (4, 64), (None, None), (4, 32)], prefix
+        assert engine.target.spec.quantization == "4-bit group 32"
+        found.append((logits(tmp_path / str(number)).tobytes(), d2.memory_estimate(config, None, 8).target_weights))
+    assert len(set(found)) == 1
+    plain = {**TARGET_CONFIGS[family], key: {"group_size": 32, "bits": 4}}
+    assert found[0][1] > d2.memory_estimate(plain, None, 8).target_weights

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ..names import bare_drafter_quantization
 from ..values import check_integer, check_number, refusal
 
 DFLASH2 = "DFlash2DraftModel"
@@ -128,6 +129,8 @@ class _DrafterConfigReader:
         quantization = self.raw.get("quantization") or self.raw.get("quantization_config")
         if quantization is not None and not isinstance(quantization, Mapping):
             raise refusal("quantization", quantization, "a JSON object")
+        if quantization is not None:
+            quantization = bare_drafter_quantization(quantization)
         config = DrafterConfig(
             version=version,
             hidden_size=hidden,

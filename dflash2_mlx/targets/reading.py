@@ -6,7 +6,9 @@ it runs on the thread that owns MLX.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,18 +19,23 @@ from ..errors import CheckpointError
 from ..layout import store_for_device
 
 
-def read_target(folder: Path, dtype: mx.Dtype | None, *, dequantize: bool) -> nn.Module:
+def read_target(
+    folder: Path, dtype: mx.Dtype | None, *, dequantize: bool, quantization: Mapping[str, Any] | None = None
+) -> nn.Module:
     """mlx-lm's model with its weights read.
 
     Args:
         folder: a whole checkpoint.
+        quantization: as `file_quantization` finds it; mlx-lm itself looks under one name only. Settings by module
+            whose names are not mlx-lm's paths do no harm: it then reads bits and group size off the shapes.
         dtype: of all numbers that are not packed; None keeps the files' own.
         dequantize: unpack quantized matrices.
     Raises:
         CheckpointError: mlx-lm refuses the files, or a vector holds a number that is not finite.
     """
     try:
-        model, _ = load_model(folder, lazy=True)
+        found = {"quantization": quantization} if quantization else None
+        model, _ = load_model(folder, lazy=True, model_config=found)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         line = " ".join(str(error).split())
         raise CheckpointError(

@@ -85,13 +85,24 @@ def make_target(model: nn.Module, config: Mapping[str, Any], *, exact: bool = Fa
     )
 
 
+def file_quantization(config: Mapping[str, Any]) -> Any:
+    """What a config says of packed weights in MLX's form; None where it says nothing.
+
+    It stands under `quantization`, or under `quantization_config` alone; there a `quant_method` tells that it is
+    another library's form, which mlx-lm converts itself.
+    """
+    other = config.get("quantization_config")
+    ours = isinstance(other, Mapping) and "quant_method" not in other
+    return config.get("quantization") or (other if ours else None)
+
+
 def describe_quantization(config: Mapping[str, Any]) -> str | None:
     """For people: "4-bit group 64", or None for unquantized weights.
 
     Raises:
         ConfigError: `quantization` does not say which.
     """
-    quantization = config.get("quantization")
+    quantization = file_quantization(config)
     if not quantization:
         return None
     try:

@@ -15,9 +15,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..config import GREEDY_TEMPERATURE
-from ..errors import PromptError
+from ..errors import LogitsError, PromptError
 from ..load import Engine
 from ..rng import Purpose, base_keys, gumbel
+from ..rounds import best_logits
 from ..runtime import owner
 from ..targets.base import Target
 from ..targets.caches import TargetState
@@ -71,6 +72,7 @@ def batch_replies(
         replies as they are done, not in order
     Raises:
         PromptError: a prompt is empty or leaves no room in the target's context.
+        LogitsError: the target's numbers are not finite.
     """
     context = engine.context_length
     for number, prompt in enumerate(prompts):
@@ -112,8 +114,11 @@ def _answer(
         state.settle(1, 1, int(positions.min()) - 1)
         last = draw(logits, positions)
         positions += 1
-        tokens: Any = last.tolist()
+        read: Any = mx.stack([last, mx.isfinite(best_logits(logits)).astype(mx.int32)]).tolist()
+        tokens, fine = read
         for row in list(open_rows):
+            if not fine[row]:
+                raise LogitsError(target.spec.family, logits.dtype)
             answers[row].append(tokens[row])
             if tokens[row] in stops or len(answers[row]) == limits[row]:
                 open_rows.remove(row)

@@ -19,8 +19,9 @@ from ..drafter.config import DrafterConfig
 from ..drafter.model import DraftModel
 from ..errors import CheckpointError
 from ..load import Engine
+from ..names import drafter_name
 from ..pairing import check_pair
-from ..weights import check_drafter_files, expected_shapes, our_name
+from ..weights import check_drafter_files, expected_shapes
 
 _SPREAD = 0.02
 _SILENT = ("kernel_projection.weight", "successor_codebook")
@@ -60,7 +61,7 @@ def load_initial(drafter: DraftModel, source: str | Path) -> None:
     weights: dict[str, mx.array] = {}
     for file in sorted({info.file for info in check_drafter_files(folder, drafter.config).values()}):
         tensors: Any = mx.load(str(file))
-        weights |= {our_name(name): array.astype(mx.float32) for name, array in tensors.items()}
+        weights |= {drafter_name(name): array.astype(mx.float32) for name, array in tensors.items()}
     drafter.load_weights(list(weights.items()))
     mx.eval(drafter.parameters())
 

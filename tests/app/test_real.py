@@ -74,6 +74,28 @@ def test_demo_finds_both_texts_identical(run: Run, flags: list[str]) -> None:
     assert shown["plain"]["token_ids"] == shown["dflash2"]["token_ids"]
 
 
+@pytest.mark.parametrize("face", ["option", "settings"])
+def test_a_longer_reply_than_can_be_counted(run: Run, tmp_path: Path, face: str) -> None:
+    shutil.copytree(BOOTSTRAP / "target", tmp_path / "target")
+    file = tmp_path / "target" / "config.json"
+    config = json.loads(file.read_text())
+    config["max_position_embeddings"] = 10**12  # bounds nothing; mlx-lm wants some
+    file.write_text(json.dumps(config))
+    flags = ["--max-tokens", str(2**31)]
+    if face == "settings":
+        record = {"version": 1, "models": {"target": {"max_tokens": 2**31}}}
+        (tmp_path / "base" / "models").mkdir(parents=True)
+        (tmp_path / "target").rename(tmp_path / "base" / "models" / "target")
+        (tmp_path / "base" / "model_settings.json").write_text(json.dumps(record))
+        flags = ["--base-path", str(tmp_path / "base")]
+    model = "target" if face == "settings" else tmp_path / "target"
+    ran = run("generate", "x", "--model", model, *flags)
+    assert ran.code == 2 and ran.out == ""
+    assert ran.error == f"--max-tokens: got {2**31}, expected an integer in 1..{2**31 - 1}"
+    ran = run("generate", PROMPT, "--max-tokens", str(2**31), "--stop", " ")
+    assert ran.code == 0 and f"max_tokens: {2**31} was cut to" in ran.err, "the embedded target names its context"
+
+
 def test_a_process_of_its_own() -> None:
     ran = spawn("generate", "--max-tokens", "8", "--no-stats", stdin=PROMPT)
     assert ran.code == 0

@@ -78,6 +78,16 @@ class Served:
         """What a request gets that names nothing itself."""
         return self.pair.generation_config() if self.config is None else self.config
 
+    @functools.cached_property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a reply that may be asked for; None where the context cuts what is too much."""
+        bounded = any(limit is not None for limit in self._context_limits)
+        return None if bounded else self.defaults.MOST_TOKENS
+
+    @property
+    def _context_limits(self) -> tuple[int | None, ...]:
+        return self.engine.context_length, self.pair.plan.max_context_window
+
     @property
     def template_defaults(self) -> Mapping[str, Any]:
         """Variables of the chat template, where a request names none."""
@@ -135,8 +145,7 @@ class Served:
 
     def within_context(self, prompt: d2.RenderedPrompt, config: d2.GenerationConfig) -> d2.GenerationConfig:
         """The config with the longest reply that fits behind this prompt: for who named no length of a reply."""
-        limits = [self.engine.context_length, self.pair.plan.max_context_window]
-        room = min((limit for limit in limits if limit is not None), default=None)
+        room = min((limit for limit in self._context_limits if limit is not None), default=None)
         left = config.max_tokens if room is None else room - len(prompt.ids)
         return config if left < 1 or left >= config.max_tokens else replace(config, max_tokens=left)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -12,9 +15,10 @@ from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
 from dflash2_app.web.api.token_text import TokenReader
+from dflash2_app.web.served import Served
 
 from .conftest import HELLO, Running, serving
-from .models import PARSERS, plain_text, scripted, source_of, tiny_engine, tiny_served, tool
+from .models import PARSERS, plain_text, scripted, source_of, tiny_engine, tiny_pair, tiny_served, tool
 
 WEATHER = tool("weather", {
     "type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
@@ -39,6 +43,67 @@ def refused(server: Running, path: str = "/v1/chat/completions", **fields: Any) 
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 4, **fields}
     answer = server.http.post(path, json=body)
     return answer.status_code, answer.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def endless() -> Iterator[Running]:
+    """Models whose config names no context length."""
+    engine = tiny_engine()
+    target = copy.copy(engine.target)
+    target.spec = replace(target.spec, context_length=None)
+    settings = {"tiny": {}, "settings": {"max_tokens": 2**31}, "window": {"max_context_window": 60}}
+    models = [Served.of(name, tiny_pair(replace(engine, target=target), **more)) for name, more in settings.items()]
+    with serving(*map(source_of, models)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("path", "more"), [
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 8}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 8}),
+    ("/v1/responses", {"input": "hello", "max_output_tokens": 8}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 8}),
+])  # fmt: skip
+@pytest.mark.parametrize("drafts", [True, False])
+def test_numbers_that_are_not_finite_fail_one_request(path: str, more: dict[str, Any], drafts: bool) -> None:
+    engine = tiny_engine(drafts=drafts)
+    target = copy.copy(engine.target)
+    cache = d2.PrefixCache()
+    target.finish_logits = lambda logits: logits * float("nan")
+    spoilt = Served.of("spoilt", tiny_pair(replace(engine, target=target, target_name="spoilt"), cache=cache))
+    with serving(source_of(spoilt), source_of(tiny_served())) as running:
+        answer = running.http.post(path, json={"model": "spoilt", **more})
+        assert answer.status_code == 500
+        message = answer.json()["error"]["message"]
+        assert "logits: got numbers that are not finite from spoilt in float32" in message
+        stream = running.http.post(path, json={"model": "spoilt", **more, "stream": True})
+        assert "not finite from spoilt in float32" in stream.text
+        assert len(cache) == 0
+        assert running.http.post(path, json={"model": "tiny", **more}).status_code == 200
+        del target.finish_logits
+        assert running.http.post(path, json={"model": "spoilt", **more}).status_code == 200, "it goes on when it can"
+
+
+@pytest.mark.parametrize(("path", "name", "more"), [
+    ("/v1/chat/completions", "max_tokens", {"messages": HELLO}),
+    ("/v1/chat/completions", "max_completion_tokens", {"messages": HELLO}),
+    ("/v1/completions", "max_tokens", {"prompt": "a"}),
+    ("/v1/responses", "max_output_tokens", {"input": "hello"}),
+    ("/v1/messages", "max_tokens", {"messages": HELLO}),
+])  # fmt: skip
+def test_a_longer_reply_than_can_be_counted(endless: Running, path: str, name: str, more: dict[str, Any]) -> None:
+    for wanted in (2**31, 10**30):
+        answer = endless.http.post(path, json={"model": "tiny", **more, name: wanted})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"] == f"{name}: got {wanted}, expected an integer in 1..{2**31 - 1}"
+
+
+def test_a_length_in_the_settings_that_cannot_be_counted(endless: Running) -> None:
+    fields = {"model": "settings", "messages": HELLO}
+    answer = endless.http.post("/v1/chat/completions", json=fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "max_tokens", answer.text
+    assert chat(endless, "settings", max_tokens=3).usage.completion_tokens == 3
+    cut = chat(endless, "window", max_tokens=2**40)
+    assert (cut.choices[0].finish_reason, cut.usage.total_tokens) == ("length", 60)
 
 
 @pytest.mark.parametrize("fields", [

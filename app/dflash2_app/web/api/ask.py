@@ -166,7 +166,7 @@ def read_stop(fields: Fields, draft: Draft, name: str = "stop") -> None:
 
 def read_length(fields: Fields, draft: Draft, *names: str) -> None:
     """The most tokens of a reply; several names may be given, with one value."""
-    found = {name: fields.integer(name, 1) for name in names}
+    found = {name: fields.integer(name, 1, draft.served.most_tokens) for name in names}
     given = {name: value for name, value in found.items() if value is not None}
     if len(set(given.values())) > 1:
         raise refuse(fields.name(names[0]), given, "one value")
