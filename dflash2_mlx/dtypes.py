@@ -15,8 +15,10 @@ from .blas import load_blas
 from .chips import this_chip
 from .errors import ConfigError
 from .layout import fast_blas, on_cpu, system_memory
-from .memory import Precision, memory_estimate
-from .targets.registry import describe_quantization
+from .memory import Precision, memory_estimate, packing
+from .shapes import target_shape
+from .targets.reading import PLAIN_EXPERTS, no_half_experts
+from .targets.registry import FAMILIES, describe_quantization, file_quantization
 
 AUTO, FLOAT32 = "auto", "float32"
 _ASKED_FOR = {AUTO: None, "bfloat16": mx.bfloat16, FLOAT32: mx.float32}
@@ -40,13 +42,19 @@ def settle_target_dtype(asked: str, config: Mapping[str, Any]) -> tuple[str, str
     On MLX's CPU back-end a block of 4-bit rows costs as much as its rows one by one. Unpacked to float32 it pays,
     where a fast BLAS multiplies and the memory is there.
 
+    Experts that are not quantized run in float32 alone there: MLX has no half-precision kernel for them.
+
     Args:
         asked: a dtype of `load`.
         config: the target's `config.json`.
     """
     quantization = describe_quantization(config)
-    if asked != AUTO or quantization is None or not on_cpu():
+    if asked != AUTO or not on_cpu():
         return asked, None
+    if quantization is None:
+        if not _plain_experts(config):
+            return asked, None
+        return FLOAT32, f"target_dtype auto: float32, as {PLAIN_EXPERTS} run in no other dtype on MLX's CPU back-end"
     if not fast_blas():
         reason = load_blas().reason or "as a timed product tells"
         return AUTO, f"target_dtype auto: {quantization} as in the files, there is no fast BLAS here ({reason})"
@@ -58,6 +66,25 @@ def settle_target_dtype(asked: str, config: Mapping[str, Any]) -> tuple[str, str
             f"are more than half of the {free / _GIGA:.1f} GB of free memory"
         )
     return FLOAT32, f"target_dtype auto: {quantization} unpacked to float32, of which blocks are fast here"
+
+
+def refuse_half_experts(asked: str, config: Mapping[str, Any]) -> None:
+    """Refuse a dtype in which a target's experts cannot run here, as far as its config tells.
+
+    Raises:
+        SettingError: naming the argument.
+    """
+    if asked not in (AUTO, FLOAT32) and on_cpu() and _plain_experts(config):
+        raise no_half_experts(asked)
+
+
+def _plain_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a config says that layers of experts are not quantized; files can hold more of them than it names."""
+    if not str(config.get("model_type")).endswith("_moe") or config.get("model_type") not in FAMILIES:
+        return False
+    quantization = file_quantization(config)
+    experts = {name: dims for name, dims in target_shape(config).tensors.items() if "switch_mlp" in name}
+    return any(packing(name, dims, quantization) is None for name, dims in experts.items())
 
 
 def held_target(asked: str) -> mx.Dtype | None:

@@ -22,7 +22,15 @@ from .costs import CostTable
 from .drafter.config import DrafterConfig
 from .drafter.model import DraftModel
 from .drafter.window import narrow_view
-from .dtypes import FLOAT32, check_dtype, held_drafter, held_target, row_cost_note, settle_target_dtype
+from .dtypes import (
+    FLOAT32,
+    check_dtype,
+    held_drafter,
+    held_target,
+    refuse_half_experts,
+    row_cost_note,
+    settle_target_dtype,
+)
 from .embedded import MINI, MINI_DRAFTER, MINI_TARGET
 from .errors import SettingError
 from .fingerprint import fingerprint, unique_fingerprint
@@ -94,7 +102,7 @@ def load(
         draft_group_size: 32, 64 or 128.
         target_dtype: "auto" keeps the checkpoint's weights, on MLX's CPU back-end with float32 activations, and there
             dequantizes where a fast BLAS makes blocks pay and half of the free memory holds the weights;
-            "bfloat16" casts; "float32" dequantizes.
+            "bfloat16" casts, which experts that are not quantized do not allow on that back-end; "float32" dequantizes.
         drafter_dtype: activations of the drafter, and its weights where they are not quantized: "auto" is bfloat16,
             but float32 on MLX's CPU back-end and for quantized drafters on M1 and M2.
         draft_window: positions the drafter sees, block_size up to the checkpoint's window; None keeps that.
@@ -103,7 +111,7 @@ def load(
             gated-delta layers of the target by kernels in which a row's result does not depend on the rows beside it
             (quantized targets, on Metal; passes of up to 32 rows).
     Raises:
-        CheckpointError, ConfigError, PairError, UnsupportedModelError: one line each.
+        CheckpointError, ConfigError, PairError, SettingError, UnsupportedModelError: one line each.
     """
     check_dtype("target_dtype", target_dtype)
     how = _DrafterSettings(draft_bits, draft_group_size, drafter_dtype, draft_window, draft_sink)
@@ -230,6 +238,7 @@ def _checked_pair(
         refuse_exactness_early(describe_quantization(config) is not None, target_dtype == "float32")
     draft = None if draft_source is None else _checked_files(draft_source, config, exactness, how)
     name = MINI if mini else str(target)
+    refuse_half_experts(target_dtype, config)
     # Exact passes are those of the quantized weights.
     settled, notice = (target_dtype, None) if exact else settle_target_dtype(target_dtype, config)
     notices = () if notice is None else (notice,)

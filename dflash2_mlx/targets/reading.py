@@ -13,10 +13,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import dequantize_model, load_model
 
-from ..errors import CheckpointError
-from ..layout import store_for_device
+from ..errors import CheckpointError, SettingError
+from ..layout import on_cpu, store_for_device
+
+PLAIN_EXPERTS = "experts that are not quantized"
 
 
 def read_target(
@@ -32,6 +35,7 @@ def read_target(
         dequantize: unpack quantized matrices.
     Raises:
         CheckpointError: mlx-lm refuses the files, or a vector holds a number that is not finite.
+        SettingError: experts cannot run in this dtype here.
     """
     try:
         found = {"quantization": quantization} if quantization else None
@@ -45,12 +49,22 @@ def read_target(
         # Scales and biases too: 4-bit weights then run with float32 activations, and dequantize without rounding.
         model.set_dtype(dtype)
     elif dtype is not None:
+        if on_cpu() and any(isinstance(module, SwitchLinear) for module in model.modules()):
+            raise no_half_experts(str(dtype).rsplit(".", 1)[-1])  # its config did not tell; nothing was read yet
         _cast(model, dtype)
     if dequantize:
         model = dequantize_model(model)
     store_for_device(model)
     _check_finite(model, folder)
     return model
+
+
+def no_half_experts(dtype: str) -> SettingError:
+    """The refusal of a dtype in which MLX's CPU back-end cannot multiply a target's experts; to be raised."""
+    return SettingError(
+        f"target_dtype: got {dtype!r}, expected 'auto' or 'float32': MLX's CPU back-end runs {PLAIN_EXPERTS} in "
+        "float32 only"
+    )
 
 
 def _check_finite(model: nn.Module, folder: Path) -> None:
