@@ -366,3 +366,32 @@ def test_after_a_stop_nothing_more_comes():
 def test_no_more_is_held_back_than_may_become_a_stop():
     text = TextStream(Bytes([b"xEN", b"E", b"EN", b"x"]), ["END"])
     assert [text.push(n) for n in range(4)] == ["x", "EN", "E", "ENx"]
+
+
+@pytest.mark.parametrize(
+    ("last", "stop"),
+    [
+        (b"END\xe2", "END"),  # half a character keeps the text back
+        (b"D\xf0\x9f", "END"),
+        ("\ufffd".encode(), "\ufffd"),  # looks like half a character, and is certain only at the end
+        (b"D\xff", "END\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["plain", "dflash2"])
+def test_a_stop_string_that_the_last_text_completes_is_no_length_limit(mode: str, last: bytes, stop: str) -> None:
+    known = plain_reply(lively_target("qwen3"), PROMPT, 40)
+    at = next(n for n in range(6, 40) if known[n] not in known[:n])
+    pieces = [b"."] * VOCAB
+    pieces[known[at]] = last
+    pieces[known[at - 1]] = b"EN" if last.startswith(b"D") else b"."
+    drafter = owner().call(lambda: ScriptedDrafter([*PROMPT, *known], [-1], block_size=4))
+    engine = dataclasses.replace(tiny_engine("qwen3", drafter), tokenizer=Bytes(pieces))
+    config = d2.GenerationConfig(max_tokens=at + 1, mode=mode, stop=(stop,), stop_token_ids=())
+    result = d2.generate(engine, PROMPT, config)
+    whole_text = engine.tokenizer.decode(known[: at + 1])
+    assert result.finish_reason == "stop"
+    assert result.text == whole_text[: whole_text.index(stop)]
+    assert result.token_ids == known[: at + 1], "the token that completes a stop string counts, as elsewhere"
+    assert result.stats.generated_tokens == at + 1
+    without = dataclasses.replace(config, stop=("STOP",))
+    assert d2.generate(engine, PROMPT, without).finish_reason == "length"
