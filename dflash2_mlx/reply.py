@@ -185,7 +185,9 @@ class ReplyJob:
                 break
         if reason is not None:
             pieces.append(self.text.finish())
-            session.finish()
+            if self.text.stopped:
+                reason = "stop"  # also where only the last text completed the stop string, at the length limit
+            session.finish(reason=reason)
             self._closed = True
             self._tell_of_cache()
             self._tell_of_kernels()

@@ -20,6 +20,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
 # What chat templates raise at messages they do not like.
 _TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, LookupError, ValueError, AttributeError, ArithmeticError)
+_BROKEN_BYTE = "<0x80>"  # as byte-fallback tokenizers write a byte
 _MARK_TOKENS = 16  # no mark of thinking, with the line ends around it, is longer
 NO_TEMPLATE = "the target has no chat template: the raw prompt was used"
 
@@ -183,6 +184,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        self._broken_byte = _broken_byte(tokenizer)
         self._ids: list[int] = []
         self._settled = 0  # tokens before this are printed and no longer needed as left context
         self._printed = 0  # tokens before this are printed
@@ -192,31 +194,54 @@ class TextStream:
     def push(self, token: int) -> str:
         """Add one token; returns the text that is now certain. Sets `stopped` when a stop string is complete."""
         self._ids.append(token)
-        fresh = self._decode(final=False)
+        before, after = self._decode()
+        fresh = after[len(before) :]
+        if not fresh or after.endswith(REPLACEMENT) or self._may_change(after):
+            # A stop string ends the reply here, so that no later token can change the text it stands in.
+            return self._before_stop(self._held + fresh.rstrip(REPLACEMENT)) or ""
+        self._settled, self._printed = self._printed, len(self._ids)
         return self._release(fresh, final=False)
 
     def finish(self) -> str:
-        """The rest, when no more tokens come."""
+        """The rest, when no more tokens come. Sets `stopped` when the rest completes a stop string."""
         if self.stopped:
             return ""
-        return self._release(self._decode(final=True), final=True)
+        before, after = self._decode()
+        self._settled = self._printed = len(self._ids)
+        return self._release(after[len(before) :], final=True)
 
-    def _decode(self, *, final: bool) -> str:
+    def _decode(self) -> tuple[str, str]:
+        """Text of the piece printed last, and of that piece with all that follows it.
+
+        Decoding with the last printed piece as left context keeps spaces that depend on it.
+        """
         before = self._tokenizer.decode(self._ids[self._settled : self._printed])
-        after = self._tokenizer.decode(self._ids[self._settled :])
-        # Decoding with the last printed piece as left context keeps spaces that depend on it.
-        if not final and (len(after) <= len(before) or after.endswith(REPLACEMENT)):
-            return ""
-        self._settled, self._printed = self._printed, len(self._ids)
-        return after[len(before) :]
+        return before, self._tokenizer.decode(self._ids[self._settled :])
+
+    def _may_change(self, text: str) -> bool:
+        """Whether a later byte can change this text of whole characters.
+
+        Where unknown characters are written as one token per byte, all bytes in a row are decoded together: one
+        invalid byte makes U+FFFD of the valid characters in front of it too.
+        """
+        if self._broken_byte is None:
+            return False
+        return not self._tokenizer.decode([*self._ids[self._settled :], self._broken_byte]).startswith(text)
+
+    def _before_stop(self, text: str) -> str | None:
+        """The text in front of the first stop string in it, and nothing is held any more; None without one."""
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if not found:
+            return None
+        self.stopped = True
+        self._held = ""
+        return text[: min(found)]
 
     def _release(self, fresh: str, *, final: bool) -> str:
         text = self._held + fresh
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
-        if found:
-            self.stopped = True
-            self._held = ""
-            return text[: min(found)]
+        cut = self._before_stop(text)
+        if cut is not None:
+            return cut
         keep = 0 if final else self._possible_stop(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -229,3 +254,10 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._stops):
                 return size
         return 0
+
+
+def _broken_byte(tokenizer: Tokenizer) -> int | None:
+    """The token of a byte that no character begins with, where bytes have tokens of their own; else None."""
+    find = getattr(tokenizer, "convert_tokens_to_ids", None)
+    token = find(_BROKEN_BYTE) if find is not None else None
+    return token if isinstance(token, int) and token != getattr(tokenizer, "unk_token_id", None) else None

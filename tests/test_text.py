@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from mlx_lm.utils import load_tokenizer
 
 import dflash2_mlx as d2
+from dflash2_app.web.api import token_text
 from dflash2_mlx.runtime import owner
 from dflash2_mlx.text import REPLACEMENT, TextStream
 from tests.engines import tiny_engine
 from tests.pairs import BOOTSTRAP
 from tests.runs import PROMPT, lively_target, plain_reply
 from tests.scripted import ScriptedDrafter
+from tests.spelled import STYLES, byte_level_tokenizer, byte_token, sentencepiece_tokenizer
 from tests.tiny import VOCAB
 
 TEXTS = {
@@ -165,6 +167,96 @@ def test_any_ids_of_the_trained_pairs_tokenizer(tokenizer):
         assert "".join(parts) + text.finish() == tokenizer.decode(ids)
 
 
+# Broken bytes: whatever they are, the pieces join to one decode of all tokens.
+
+EDGES = [
+    0x00,
+    0x0A,
+    0x20,
+    0x41,
+    0x7F,
+    0x80,
+    0xA0,
+    0xBF,
+    0xC0,
+    0xC3,
+    0xE0,
+    0xE4,
+    0xBD,
+    0xED,
+    0xEF,
+    0xF0,
+    0x9F,
+    0xF4,
+    0xFF,
+]
+BYTE_TOKENIZERS = ["byte-level", *STYLES]
+
+
+def byte_tokenizer(name: str) -> tuple[Any, list[int], list[int]]:
+    """A tokenizer, its token of each byte, and tokens that are whole words, blanks or special."""
+    if name == "byte-level":
+        tokenizer = byte_level_tokenizer()
+        alphabet = token_text._byte_alphabet()
+        ids = {byte: tokenizer.convert_tokens_to_ids(sign) for sign, byte in alphabet.items()}
+        return tokenizer, [ids[byte] for byte in range(256)], tokenizer.encode(" cat.\n</s>cat")
+    tokenizer = sentencepiece_tokenizer(name)
+    return (
+        tokenizer,
+        [tokenizer.convert_tokens_to_ids(byte_token(byte)) for byte in range(256)],
+        tokenizer.encode("the cat</s> \n", add_special_tokens=False),
+    )
+
+
+def joins(tokenizer: Any, ids: list[int]) -> None:
+    """Streamed and decoded at once, the text is the same, and at no time is anything shown that it is not."""
+    text, shown, whole_text = TextStream(tokenizer), "", tokenizer.decode(ids)
+    for token in ids:
+        shown += text.push(token)
+        assert whole_text.startswith(shown), ids
+    assert shown + text.finish() == whole_text, ids
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", BYTE_TOKENIZERS)
+def test_any_four_bytes_join(name: str, count: int) -> None:
+    tokenizer, ids, others = byte_tokenizer(name)
+    chance = random.Random(count)
+    for _ in range(count):
+        data = [chance.choice(EDGES) if chance.random() < 0.7 else chance.randrange(256) for _ in range(4)]
+        joins(tokenizer, [ids[byte] for byte in data])
+        behind = [chance.choice(others), *(ids[byte] for byte in data), chance.choice(others)]
+        joins(tokenizer, behind)
+        joins(tokenizer, [*behind, *(ids[byte] for byte in reversed(data)), chance.choice(others)])
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_an_invalid_byte_behind_whole_characters_of_bytes(name: str) -> None:
+    tokenizer, ids, _ = byte_tokenizer(name)
+    run = [ids[byte] for byte in "é你".encode()]
+    text = TextStream(tokenizer)
+    assert [text.push(token) for token in run] == [""] * 5, "an invalid byte may follow, which would change them"
+    assert text.push(ids[0x80]) == "" and text.finish() == REPLACEMENT * 6 == tokenizer.decode([*run, ids[0x80]])
+    text = TextStream(tokenizer)
+    word = tokenizer.convert_tokens_to_ids("\u2581cat")
+    assert "".join(text.push(token) for token in [*run, word]) == "é你 cat", "once the bytes end, all is shown"
+
+
+def test_a_stop_string_of_bytes_is_found_at_once() -> None:
+    # Llama 2 writes a line end as a byte: the reply must not run on until the bytes end.
+    tokenizer, ids, _ = byte_tokenizer("legacy")
+    text = TextStream(tokenizer, ["\n\n"])
+    word = tokenizer.convert_tokens_to_ids("\u2581cat")
+    assert [text.push(token) for token in [word, ids[0x0A], ids[0x0A]]] == ["cat", "", ""]
+    assert text.stopped and text.finish() == ""
+
+
+def test_half_a_character_is_no_replacement_character_yet() -> None:
+    text = TextStream(Bytes([b"a", b"\xc3", b"\xa9", b"\xff", b"b"]), [REPLACEMENT])
+    assert [text.push(0), text.push(1), text.push(2)] == ["a", "", "é"] and not text.stopped
+    assert [text.push(3), text.push(4)] == ["", ""] and text.stopped
+
+
 # Whole replies: what a stream of events says, in blocks of 1 to 16 tokens.
 
 
@@ -274,3 +366,32 @@ def test_after_a_stop_nothing_more_comes():
 def test_no_more_is_held_back_than_may_become_a_stop():
     text = TextStream(Bytes([b"xEN", b"E", b"EN", b"x"]), ["END"])
     assert [text.push(n) for n in range(4)] == ["x", "EN", "E", "ENx"]
+
+
+@pytest.mark.parametrize(
+    ("last", "stop"),
+    [
+        (b"END\xe2", "END"),  # half a character keeps the text back
+        (b"D\xf0\x9f", "END"),
+        ("\ufffd".encode(), "\ufffd"),  # looks like half a character, and is certain only at the end
+        (b"D\xff", "END\ufffd"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["plain", "dflash2"])
+def test_a_stop_string_that_the_last_text_completes_is_no_length_limit(mode: str, last: bytes, stop: str) -> None:
+    known = plain_reply(lively_target("qwen3"), PROMPT, 40)
+    at = next(n for n in range(6, 40) if known[n] not in known[:n])
+    pieces = [b"."] * VOCAB
+    pieces[known[at]] = last
+    pieces[known[at - 1]] = b"EN" if last.startswith(b"D") else b"."
+    drafter = owner().call(lambda: ScriptedDrafter([*PROMPT, *known], [-1], block_size=4))
+    engine = dataclasses.replace(tiny_engine("qwen3", drafter), tokenizer=Bytes(pieces))
+    config = d2.GenerationConfig(max_tokens=at + 1, mode=mode, stop=(stop,), stop_token_ids=())
+    result = d2.generate(engine, PROMPT, config)
+    whole_text = engine.tokenizer.decode(known[: at + 1])
+    assert result.finish_reason == "stop"
+    assert result.text == whole_text[: whole_text.index(stop)]
+    assert result.token_ids == known[: at + 1], "the token that completes a stop string counts, as elsewhere"
+    assert result.stats.generated_tokens == at + 1
+    without = dataclasses.replace(config, stop=("STOP",))
+    assert d2.generate(engine, PROMPT, without).finish_reason == "length"

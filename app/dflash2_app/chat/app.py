@@ -183,8 +183,6 @@ class ChatApp:
             self._land(message, splitter, None)
             ending = self._ending(stats, config, message)
             message.numbers = numbers(stats)
-            if not message.partial:
-                message.finish_reason = "length" if stats.generated_tokens >= config.max_tokens else "stop"
         finally:
             # Also after an error or a second Ctrl-C: what was shown is kept.
             message.thinking = message.thinking.strip("\n")
@@ -205,6 +203,7 @@ class ChatApp:
                 self._land(message, splitter, event.text)
                 self.view.progress(_progress(event, stop))
                 message.partial = event.finish_reason is None
+                message.finish_reason = event.finish_reason or ""
                 stopped = stop.pressed and message.partial
                 if stopped:
                     break
@@ -259,7 +258,7 @@ class ChatApp:
         parts = [figures(stats)]
         if message.partial:
             parts.append("stopped")
-        elif stats.generated_tokens >= config.max_tokens:
+        elif message.finish_reason == "length":
             cut = config.max_tokens < self.settings.max_tokens
             parts.append("the context is full" if cut else f"cut at max_tokens {config.max_tokens}")
         if not (message.content or message.thinking):

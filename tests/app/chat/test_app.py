@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import time
@@ -14,7 +15,9 @@ import dflash2_mlx as d2
 from dflash2_app.chat.app import ChatApp
 from dflash2_app.chat.loop import run_chat
 from dflash2_app.chat.record import Chat, Message
+from dflash2_app.chat.settings import ReplySettings
 from dflash2_app.chat.slash import COMMANDS, Leave, completions, obey
+from dflash2_app.chat.store import ChatStore
 from dflash2_app.errors import AppError, UsageError
 from tests.pairs import BOOTSTRAP
 
@@ -54,6 +57,16 @@ def test_turns_reuse_what_was_read(app: ChatApp, view: RecordingView) -> None:
     assert f"{stats.cached_tokens} of {stats.prompt_tokens} prompt tokens reused" in said
     assert "2 replies, 16 tokens" in said
     assert len(view.charts[-1]) == 7
+
+
+def test_a_reply_that_ends_just_at_the_limit_was_not_cut(engine: d2.Engine, view: RecordingView, base: Path) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    ids = d2.generate(engine, messages, d2.GenerationConfig(max_tokens=8)).token_ids
+    at = next(at for at in range(7, 0, -1) if ids[at] not in ids[:at])
+    ending = dataclasses.replace(engine, stop_token_ids=frozenset({ids[at]}))
+    app = ChatApp(ending, lambda *_: ending, view, ChatStore(base), settings=ReplySettings(max_tokens=at + 1))
+    app.ask(QUESTION)
+    assert app.chat.messages[1].finish_reason == "stop" and "cut at" not in view.endings[-1]
 
 
 def test_a_reply_is_that_of_generate(app: ChatApp, engine: d2.Engine) -> None:
