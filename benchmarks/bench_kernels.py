@@ -29,10 +29,8 @@ from benchmarks.machine import (
     run_command,
     write_json,
 )
-from dflash2_mlx.config import SamplingConfig
-from dflash2_mlx.kernels._dispatch import dispatcher
-from dflash2_mlx.kernels.accept import Drafted, accept
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
+from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
 from dflash2_mlx.kernels.few_row_attention import Sight, few_row_attention, mask_of
 from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_verify
@@ -41,7 +39,9 @@ from dflash2_mlx.kernels.qmm_forms import MATRIX, STOCK, TILE
 from dflash2_mlx.kernels.qmm_rows import random_product, run_form, usable
 from dflash2_mlx.kernels.select_walk import Selector, edge_scores, select, select_walk
 from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
-from dflash2_mlx.rng import base_keys
+from dflash2_mlx.sampling.acceptance import Drafted, accept
+from dflash2_mlx.sampling.config import SamplingConfig
+from dflash2_mlx.sampling.rng import base_keys
 from tests.kernels.test_dynamic_conv import SHAPES as CONV_SHAPES
 from tests.kernels.test_norm_rope_metal import SHAPES as HEAD_SHAPES
 from tests.kernels.test_qmm_rows_metal import STORAGES

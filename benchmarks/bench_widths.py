@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dflash2_mlx.costs import PassCosts
-from dflash2_mlx.widths import Adaptive
-from tests.width_traces import (
+from dflash2_mlx.decode.costs import PassCosts
+from dflash2_mlx.decode.widths import Adaptive
+from tests.decode.width_traces import (
     BLOCK,
     HELD_OUT,
     LENGTH,

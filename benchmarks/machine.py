@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import mlx.core as mx
 
-from dflash2_mlx.blas import load_blas
+from dflash2_mlx.device.blas import load_blas
 from dflash2_mlx.errors import Dflash2Error
 
 

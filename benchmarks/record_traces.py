@@ -25,8 +25,8 @@ import dflash2_mlx as d2
 from dflash2_mlx.analysis.recall import next_tokens
 from dflash2_mlx.analysis.replies import Reply, blocks, decode
 from dflash2_mlx.bench.prompts import BenchPrompt, mini_prompts, read_prompts
-from dflash2_mlx.runtime import owner
-from dflash2_mlx.verify import TokenChooser
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.sampling.sampler import TokenChooser
 
 SEEDS = 3  # replies per prompt where they are sampled
 MAX_TOKENS = 200

@@ -6,21 +6,21 @@ for event in d2.stream_generate(engine, "def add(a, b):"):
     print(event.text, end="")
 """
 
-from .blas import load_blas as _load_blas
+from .device.blas import load_blas as _load_blas
 
 _load_blas()  # before the imports below import MLX, which takes the BLAS that it finds then
 
-from .compare import Verdict, compare_runs
-from .config import GenerationConfig, SamplingConfig
-from .constraints import LogitConstraint
-from .conversation import Conversation, ThinkingMarks
-from .convert import Conversion, convert_drafter
-from .counting import count_prompt_tokens
-from .describe import ModelFacts, describe_config
-from .drafter.config import DrafterConfig
-from .drafter.model import DraftModel
-from .dtypes import load_precision
-from .embedded import embedded_pair
+from .checkpoints.configs import ModelFacts, check_pair, check_pairing, describe_config
+from .checkpoints.convert import Conversion, convert_drafter
+from .checkpoints.files import embedded_pair
+from .checkpoints.memory import MemoryEstimate, Precision, memory_estimate
+from .checkpoints.precision import load_precision
+from .decode.request import TokenLogprob
+from .decode.session import DFlash2Session, PlainSession, Session
+from .decode.stats import GenerationStats
+from .drafters.dflash2.config import DrafterConfig
+from .drafters.dflash2.model import DraftModel
+from .engine import Engine, load, load_drafter
 from .errors import (
     CheckpointError,
     ConfigError,
@@ -33,16 +33,15 @@ from .errors import (
     TrainingError,
     UnsupportedModelError,
 )
-from .generate import collect, generate, new_session, stream_generate
-from .load import Engine, load, load_drafter
-from .loop import Session
-from .memory import MemoryEstimate, Precision, memory_estimate
-from .pairing import check_pair, check_pairing
+from .generation.compare import Verdict, compare_runs
+from .generation.config import GenerationConfig
+from .generation.conversation import Conversation, ThinkingMarks
+from .generation.generate import collect, count_prompt_tokens, generate, new_session, stream_generate
+from .generation.results import GenerationEvent, GenerationResult, RoundInfo
+from .generation.text import RenderedPrompt, prompt_end, render_prompt
 from .prefix_cache import PrefixCache
-from .results import GenerationEvent, GenerationResult, RoundInfo
-from .session import DFlash2Session, PlainSession
-from .stats import GenerationStats, TokenLogprob
-from .text import RenderedPrompt, prompt_end, render_prompt
+from .sampling.config import SamplingConfig
+from .sampling.constraints import LogitConstraint
 
 __version__ = "0.1.0"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash2_mlx.drafter.model import DraftModel
-from dflash2_mlx.load import Engine
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.engine import Engine
 from dflash2_mlx.targets.base import Target
 from tests.runs import PROMPT, lively_reply, lively_target
 from tests.scripted import ScriptedDrafter

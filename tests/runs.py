@@ -18,11 +18,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.blas import load_blas
-from dflash2_mlx.buffers import RowBuffers
-from dflash2_mlx.drafter.model import DraftModel
-from dflash2_mlx.session import DFlash2Session, PlainSession, Request, Session
-from dflash2_mlx.stats import PrefillProgress, RoundResult, TokenLogprob
+from dflash2_mlx.decode.request import PrefillProgress, RoundResult, TokenLogprob
+from dflash2_mlx.decode.session import DFlash2Session, PlainSession, Request, Session
+from dflash2_mlx.device.blas import load_blas
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.layers.kv_cache import RowBuffers
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
 from tests.tiny import TARGET_CONFIGS, make_mlx_model

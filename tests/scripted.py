@@ -12,9 +12,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.drafter.context import DrafterContext
-from dflash2_mlx.drafter.model import DraftModel, Lender, Proposal
+from dflash2_mlx.drafters.base import Lender
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
+from dflash2_mlx.drafters.dflash2.context import DrafterContext
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.sampling.acceptance import Proposal
 from tests.tiny import drafter_config, drafter_weights
 
 

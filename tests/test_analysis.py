@@ -11,8 +11,8 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx import analysis
-from dflash2_mlx.kernels._dispatch import KERNELS
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.kernels.dispatch import KERNELS
 from tests.engines import tiny_engine
 from tests.tiny import make_tiny_drafter
 

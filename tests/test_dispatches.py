@@ -17,11 +17,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.drafter import model as drafter_module
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.drafter.model import DraftModel, SlotNoise
-from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.drafters.dflash2 import model as drafter_module
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels.dispatch import dispatcher
+from dflash2_mlx.sampling.rng import SlotNoise
 from tests.tiny import HIDDEN, drafter_config, drafter_weights
 
 LAYERS, WIDTH, LARGE_VOCAB = 5, 8, 248_320

@@ -18,17 +18,18 @@ from mlx_lm.tuner.lora import LoRALinear
 
 import dflash2_mlx as d2
 from dflash2_mlx import training
-from dflash2_mlx.chips import read_chip
-from dflash2_mlx.kernels import _dispatch, qmm_rows
-from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
+from dflash2_mlx.device.chips import read_chip
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels import qmm_rows
+from dflash2_mlx.kernels.dispatch import KERNELS, dispatcher
 from dflash2_mlx.kernels.few_row_attention import attention_twin, mask_of
 from dflash2_mlx.kernels.qmm_rows import stock_product
-from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
+from dflash2_mlx.layers.quantized import RowsEmbedding, RowsLinear, row_layers, trainable_product, use_row_kernels
 from dflash2_mlx.targets.registry import make_target
 from tests.runs import PROMPT, target_config
 from tests.tiny import drafter_config, make_mlx_model
 
-load_module = importlib.import_module("dflash2_mlx.load")  # the package has a function of that name
+load_module = importlib.import_module("dflash2_mlx.engine")  # the package has a function of that name
 
 
 class Passing:

@@ -18,9 +18,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.drafter.model import DraftModel
-from dflash2_mlx.weights import load_drafter_weights
+from dflash2_mlx.checkpoints.drafter_weights import load_drafter_weights
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
+from dflash2_mlx.drafters.dflash2.model import DraftModel
 from tests.reference.drafter import ReferenceDrafter
 from tests.reference.selector import pair_scores, softmax
 

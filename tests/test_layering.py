@@ -1,7 +1,7 @@
-"""Who may import whom (docs/architecture.md, section 2), read from the source without importing it.
+"""Who may import whom (docs/architecture.md), read from the source without importing it.
 
-A module imports only from layers above its own. Every import counts: also those inside functions and under
-`TYPE_CHECKING`, because a late import upwards is still a knot.
+A room imports only from floors below its own. Every import counts: also those inside functions and under
+`TYPE_CHECKING`, because a late import upwards is still a knot. Run as a script, it prints rooms, floors and arrows.
 """
 
 from __future__ import annotations
@@ -16,144 +16,41 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# One line per layer, lowest first. "x.*" stands for every module of the folder that has no line of its own.
-# A layer named here need not exist yet; a module that no line covers fails the test: give it its place.
+# Floors of rooms, the lowest first. A room is a file or a folder of the package; it imports only from floors below its
+# own. Inside a room files import each other freely, but never in a circle.
 LIBRARY = [
-    "errors",
-    "blas",
-    "embedded",
-    "values",
-    "names",
-    "shares",
-    "headers",
-    "chips",
-    "runtime",
-    "config",
-    "drafter.config",
-    "rng",
-    "kernels._source",
-    "kernels._metal",
-    "kernels._metal_qmm",
-    "kernels._dispatch",
-    "kernels._contest",
-    "kernels._target_calls",
-    "kernels.dynamic_conv",
-    "kernels.top_candidates",
-    "kernels.qmm_forms",
-    "kernels.qmm_rows",
-    "kernels.*",
-    "kernels",
-    "sampling",
-    "acceptance",
-    "kernels.accept",
-    "buffers",
-    "layout",
-    "row_layers",
-    "drafter.conv",
-    "drafter.joined",
-    "drafter.attention",
-    "drafter.decoder",
-    "drafter.selector",
-    "drafter.context",
-    "drafter.model",
-    "drafter.window",
-    "drafter",
-    "weights",
-    "constraints",
-    "targets.gated_delta",
-    "targets.caches",
-    "targets.base",
-    "targets.attention",
-    "targets.adapter",
-    "targets.dense",
-    "targets.qwen3_5",
-    "targets.muse_glimmer",
-    "targets.registry",
-    "targets.config",
-    "targets.reading",
-    "targets",
-    "kernels.target_contests",
-    "kernels.contests",
-    "timing",
-    "costs",
-    "fingerprint",
-    "shapes",
-    "memory",
-    "dtypes",
-    "describe",
-    "checkpoint",
-    "pairing",
-    "tokenizer",
-    "load",
-    "convert",
-    "stats",
-    "widths",
-    "verify",
-    "rounds",
-    "snapshots",
-    "loop",
-    "session",
-    "prefix_cache.frozen",
-    "prefix_cache.files",
-    "prefix_cache.disk",
-    "prefix_cache.cache",
-    "prefix_cache",
-    "text",
-    "counting",
-    "results",
-    "requests",
-    "reply",
-    "generate",
-    "conversation",
-    "compare",
-    "training.*",
-    "training",
-    "analysis.*",
-    "analysis",
-    "bench.*",
-    "bench",
-    "tune.race",
-    "tune.record",
-    "tune.run",
-    "tune.background",
-    "tune",
-    "",  # dflash2_mlx/__init__.py: the public names
+    ["errors"],
+    ["device"],
+    ["kernels", "validation"],
+    ["sampling", "layers", "names"],
+    ["drafters", "targets"],
+    ["decode", "checkpoints"],
+    ["engine", "prefix_cache"],
+    ["generation", "tuning"],
+    ["analysis", "training", "bench", "tune"],  # tune: the old name of tuning, for one release
+    [""],  # dflash2_mlx/__init__.py: the public names
 ]
 APPLICATION = [
-    "errors",
-    "output",
-    "whole_file",
-    "plots",
-    "charts",
-    "thinking",
-    "settings.*",
-    "settings",
-    "models.*",
-    "models",
-    "fit",
-    "tuning",
-    "loading",
-    "engine",
-    "samples",
-    "machine",
-    "manage.*",
-    "manage",
-    "side_by_side",
-    "bench.*",
-    "bench",
-    "chat.*",
-    "chat",
-    "web.*",
-    "web",
-    "commands.*",
-    "commands",
-    "cli",
-    "__main__",
-    "",
+    ["errors", "files"],
+    ["settings", "console"],
+    ["models"],
+    ["engine"],
+    ["manage", "bench", "chat", "reports"],
+    ["web"],
+    ["commands"],
+    ["cli"],
+    ["__main__"],
+    [""],
 ]
-# Modules of these layers may use each other (never in a circle); elsewhere neighbours of one layer may not.
-OPEN_LAYERS = {"training.*", "analysis.*", "bench.*", "settings.*", "models.*", "manage.*", "chat.*", "web.*",
-               "commands.*"}  # fmt: skip
+WEB = [
+    ["http"],
+    ["serving"],
+    ["api"],
+    ["openapi", "pages"],
+    ["guard", "server"],
+    ["app"],
+    [""],
+]
 
 # jinja2: what chat templates raise; yaml: what a model card's metadata raises
 LIBRARY_NEEDS = {"mlx", "mlx_lm", "huggingface_hub", "numpy", "jinja2", "yaml"}
@@ -167,7 +64,7 @@ PUBLIC_MODULES = {
     "dflash2_mlx.training",
     "dflash2_mlx.analysis",
     "dflash2_mlx.bench",
-    "dflash2_mlx.tune",
+    "dflash2_mlx.tuning",
 }
 
 
@@ -181,15 +78,12 @@ class Import:
 
 @dataclass(frozen=True)
 class Package:
-    """A package on disk and the order of its layers."""
+    """A package on disk and the floors of its rooms."""
 
+    name: str
     folder: Path
-    order: list[str]
+    floors: list[list[str]]
     needs: set[str]
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     def modules(self) -> dict[str, Path]:
         """Map each module's dotted name inside the package ("" for the package itself) to its file."""
@@ -201,21 +95,17 @@ class Package:
             found[".".join(parts)] = path
         return found
 
-    def layer(self, module: str) -> str | None:
-        """Return the line of `order` that covers a module, the exact name first, then its folder's "x.*"."""
-        if module in self.order:
-            return module
-        folder = module
-        while "." in folder:
-            folder = folder.rpartition(".")[0]
-            if f"{folder}.*" in self.order:
-                return f"{folder}.*"
-        return None
+    def floor(self, module: str) -> int | None:
+        """The floor of a module's room; None where it has no room."""
+        room = module.split(".")[0]
+        return next((number for number, rooms in enumerate(self.floors) if room in rooms), None)
 
 
+LIBRARY_FOLDER, APPLICATION_FOLDER = ROOT / "dflash2_mlx", ROOT / "app" / "dflash2_app"
 PACKAGES = {
-    "library": Package(ROOT / "dflash2_mlx", LIBRARY, LIBRARY_NEEDS),
-    "application": Package(ROOT / "app" / "dflash2_app", APPLICATION, APPLICATION_NEEDS),
+    "library": Package("dflash2_mlx", LIBRARY_FOLDER, LIBRARY, LIBRARY_NEEDS),
+    "application": Package("dflash2_app", APPLICATION_FOLDER, APPLICATION, APPLICATION_NEEDS),
+    "web": Package("dflash2_app.web", APPLICATION_FOLDER / "web", WEB, APPLICATION_NEEDS),
 }
 
 
@@ -241,35 +131,35 @@ def violations(package: Package) -> list[str]:
     problems = []
     for module, path in package.modules().items():
         where = path.relative_to(package.folder.parent)
-        own = package.layer(module)
-        if own is None:
-            problems.append(f"{where}: no layer covers it; add it to this test and to docs/architecture.md")
+        if package.floor(module) is None:
+            problems.append(f"{where}: it has no room; add one to this test and to docs/architecture.md")
             continue
         for used in imports_of(path, module, package):
-            reason = broken_rule(package, module, own, used.name)
+            reason = broken_rule(package, module, used.name)
             if reason:
                 problems.append(f"{where}:{used.line}: imports {used.name}: {reason}")
     return problems
 
 
-def broken_rule(package: Package, module: str, own: str, used: str) -> str | None:
+def broken_rule(package: Package, module: str, used: str) -> str | None:
     """Say which rule an import breaks, or None."""
-    top = used.split(".")[0]
-    if top != package.name:
-        if top == "dflash2_mlx" and top in package.needs and used not in PUBLIC_MODULES:
+    if used != package.name and not used.startswith(f"{package.name}."):
+        top = used.split(".")[0]
+        if top == "dflash2_mlx" and used not in PUBLIC_MODULES:
             return "an application uses public names only"
-        if top in sys.stdlib_module_names or top in package.needs:
-            return None
-        return f"not among {sorted(package.needs)}"
+        own = top == package.name.split(".")[0]  # of the package around this one, which has floors of its own
+        known = own or top in sys.stdlib_module_names or top in package.needs
+        return None if known else f"not among {sorted(package.needs)}"
     inner = used.removeprefix(package.name).lstrip(".")
-    layer = package.layer(inner)
-    if layer is None:
-        return "no layer covers it"
-    if layer == own and inner != module and own not in OPEN_LAYERS:
-        return "neighbours of one layer do not import each other"
-    if package.order.index(layer) > package.order.index(own):
-        return f"'{layer or package.name}' is a later layer than '{own}'"
-    return None
+    if inner.split(".")[0] == module.split(".")[0]:
+        return None
+    mine, floor = package.floor(module), package.floor(inner)
+    assert mine is not None
+    if floor is None:
+        return "it has no room"
+    if floor == mine:
+        return "rooms of one floor do not import each other"
+    return f"'{inner or package.name}' is on a higher floor" if floor > mine else None
 
 
 def circles(package: Package) -> list[str]:
@@ -279,7 +169,7 @@ def circles(package: Package) -> list[str]:
         module: {
             name
             for used in imports_of(path, module, package)
-            if used.name.split(".")[0] == package.name
+            if f"{used.name}.".startswith(f"{package.name}.")
             and (name := used.name.removeprefix(package.name).lstrip(".")) in modules
             and name != module
         }
@@ -303,56 +193,72 @@ def circles(package: Package) -> list[str]:
 
 
 @pytest.mark.parametrize("which", PACKAGES)
-def test_imports_follow_the_layers(which: str) -> None:
+def test_imports_go_down_the_floors(which: str) -> None:
     package = PACKAGES[which]
-    if not package.folder.is_dir():
-        pytest.skip(f"{package.name} does not exist yet")
     assert violations(package) + circles(package) == []
 
 
 @pytest.mark.parametrize(
     ("file", "source", "expected"),
     [
-        ("config.py", "from .session import DFlash2Session", "later layer"),
-        ("config.py", "def f():\n    from dflash2_mlx import load", "later layer"),
-        ("errors.py", "import dflash2_mlx", "later layer"),
-        ("stats.py", "import typer", "not among"),
-        ("stats.py", "import dflash2_app.cli", "not among"),
-        ("kernels/one.py", "from .two import f", "neighbours"),
-        ("surprise.py", "", "no layer covers it"),
+        ("sampling/config.py", "from ..decode.session import Session", "higher floor"),
+        ("sampling/config.py", "def f():\n    from dflash2_mlx import load", "higher floor"),
+        ("errors.py", "import dflash2_mlx", "higher floor"),
+        ("decode/stats.py", "import typer", "not among"),
+        ("decode/stats.py", "import dflash2_app.cli", "not among"),
+        ("sampling/one.py", "from ..layers.two import f", "rooms of one floor"),
+        ("surprise.py", "", "it has no room"),
         ("training/one.py", "from . import two", "training.one -> training.two -> training.one"),
     ],
 )
 def test_the_checker_sees_a_broken_rule(tmp_path: Path, file: str, source: str, expected: str) -> None:
     folder = tmp_path / "dflash2_mlx"
-    for sub in ("kernels", "training"):
-        (folder / sub).mkdir(parents=True)
-    for name in ("__init__", "errors", "config", "load", "session", "stats", "kernels/two"):
+    for name in ("__init__", "errors", "engine", "decode/session", "layers/two", "training/two", "sampling/config"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text("", encoding="utf-8")
     (folder / "training" / "two.py").write_text("from .one import f\n", encoding="utf-8")
     (folder / file).write_text(source, encoding="utf-8")
-    package = Package(folder, LIBRARY, LIBRARY_NEEDS)
+    package = Package("dflash2_mlx", folder, LIBRARY, LIBRARY_NEEDS)
     assert any(expected in problem for problem in violations(package) + circles(package))
 
 
-def test_the_checker_accepts_imports_from_above(tmp_path: Path) -> None:
+def test_the_checker_accepts_imports_from_below(tmp_path: Path) -> None:
     folder = tmp_path / "dflash2_mlx"
-    (folder / "drafter").mkdir(parents=True)
+    (folder / "drafters").mkdir(parents=True)
     (folder / "errors.py").write_text("import json\n", encoding="utf-8")
-    (folder / "drafter" / "model.py").write_text(
-        "import mlx.nn as nn\nfrom ..errors import ConfigError\nfrom .. import errors\n", encoding="utf-8"
+    (folder / "drafters" / "base.py").write_text("", encoding="utf-8")
+    (folder / "drafters" / "model.py").write_text(
+        "import mlx.nn as nn\nfrom ..errors import ConfigError\nfrom .. import errors\nfrom .base import Drafter\n",
+        encoding="utf-8",
     )
-    (folder / "__init__.py").write_text("from .drafter.model import DraftModel\n", encoding="utf-8")
-    package = Package(folder, LIBRARY, LIBRARY_NEEDS)
+    (folder / "__init__.py").write_text("from .drafters.model import DraftModel\n", encoding="utf-8")
+    package = Package("dflash2_mlx", folder, LIBRARY, LIBRARY_NEEDS)
     assert violations(package) + circles(package) == []
 
 
 def test_an_application_may_not_reach_inside_the_library(tmp_path: Path) -> None:
     folder = tmp_path / "dflash2_app"
     folder.mkdir()
-    (folder / "engine.py").write_text("import dflash2_mlx as d2\nimport mlx.core as mx\n", encoding="utf-8")
-    (folder / "cli.py").write_text("from dflash2_mlx.session import DFlash2Session\n", encoding="utf-8")
-    found = violations(Package(folder, APPLICATION, APPLICATION_NEEDS))
+    (folder / "files.py").write_text("import dflash2_mlx as d2\nimport mlx.core as mx\n", encoding="utf-8")
+    (folder / "cli.py").write_text("from dflash2_mlx.decode.session import Session\n", encoding="utf-8")
+    found = violations(Package("dflash2_app", folder, APPLICATION, APPLICATION_NEEDS))
     assert len(found) == 2
     assert "mlx.core" in found[1]
     assert "public names only" in found[0]
+
+
+def figures(package: Package) -> str:
+    """Rooms, floors and arrows between rooms, in words."""
+    arrows = set()
+    for module, path in package.modules().items():
+        for used in imports_of(path, module, package):
+            if used.name.startswith(f"{package.name}."):
+                arrows.add((module.split(".")[0], used.name.removeprefix(f"{package.name}.").split(".")[0]))
+    between = [arrow for arrow in arrows if arrow[0] != arrow[1]]
+    rooms = sum(map(len, package.floors))
+    return f"{package.name}: {rooms} rooms, {len(package.floors)} floors, {len(between)} arrows between rooms"
+
+
+if __name__ == "__main__":
+    for each in PACKAGES.values():
+        print(figures(each), *violations(each), *circles(each), sep="\n")

@@ -18,9 +18,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 import dflash2_mlx as d2
-from dflash2_mlx.pairing import check_pair
+from dflash2_mlx.checkpoints.configs import check_pair
 from dflash2_mlx.targets.registry import FAMILIES
-from tests.checkpoints import nothing_is_read
+from tests.checkpoint_files import nothing_is_read
 from tests.messages import mentions
 from tests.pairs import BOOTSTRAP
 from tests.tiny import LAYERS, TARGET_CONFIGS, VOCAB, drafter_config, save_drafter, save_target
@@ -360,7 +360,9 @@ def dtypes(engine: d2.Engine) -> set[mx.Dtype]:
 
 def test_target_dtypes(tmp_path, monkeypatch):
     target = save_target(tmp_path, "qwen3_5", bits=4, tokenizer=BOOTSTRAP / "target")
-    monkeypatch.setattr("dflash2_mlx.dtypes.fast_blas", lambda: False)  # with one, auto unpacks; test_blas.py
+    monkeypatch.setattr(
+        "dflash2_mlx.checkpoints.precision.fast_blas", lambda: False
+    )  # with one, auto unpacks; test_blas.py
     auto = d2.load(target)
     assert dtypes(auto) == {mx.uint32, mx.float32}  # packed weights, float32 activations on the CPU back-end
     assert auto.target.spec.quantization == "4-bit group 32"

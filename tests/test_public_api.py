@@ -20,7 +20,7 @@ PROBE = """
 import json, sys, threading
 before = set(threading.enumerate())
 import dflash2_mlx
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 print(json.dumps({
     "threads": [t.name for t in threading.enumerate() if t not in before],
     "owner": owner.cache_info().currsize,

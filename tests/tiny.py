@@ -15,11 +15,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.checkpoints.drafter_weights import expected_shapes
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
+from dflash2_mlx.drafters.dflash2.model import DraftModel
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.targets.registry import make_target
-from dflash2_mlx.weights import expected_shapes
 
 VOCAB = 211
 HIDDEN = 64

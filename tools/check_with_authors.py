@@ -16,8 +16,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from dflash2_mlx.drafter.config import DrafterConfig
-from dflash2_mlx.weights import load_drafter_weights
+from dflash2_mlx.checkpoints.drafter_weights import load_drafter_weights
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
 
 TOLERANCE = 5e-4
 CONTEXTS = (1, 5, 23)

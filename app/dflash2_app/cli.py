@@ -26,8 +26,8 @@ from .commands.models import models
 from .commands.serve import serve
 from .commands.settings import settings
 from .commands.train import train
+from .console.output import show_problem, silence_stdout, use_lossy_encoding
 from .errors import INTERRUPTED, USAGE, ReaderGone, explain
-from .output import show_problem, silence_stdout, use_lossy_encoding
 
 NAME = "dflash2-mlx"
 COMMANDS = {

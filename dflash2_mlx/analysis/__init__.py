@@ -1,10 +1,10 @@
 """Measures a machine and a pair: what runs here, what a pass costs, which block size pays, what the method brings."""
 
-from ..chips import Chip, this_chip
-from ..kernels._dispatch import KernelState
-from ..layout import BLOCK_ROWS, block_cost, fast_blas
-from ..load import with_drafter
-from ..shares import conditional_shares, expected_length
+from ..decode.stats import conditional_shares, expected_length
+from ..device.chips import Chip, this_chip
+from ..device.layout import BLOCK_ROWS, block_cost, fast_blas
+from ..engine import with_drafter
+from ..kernels.dispatch import KernelState
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
 from .block_view import BlockRow, BlockView, view_block

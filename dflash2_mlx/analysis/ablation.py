@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from ..drafter.model import DraftModel
-from ..load import Engine
-from ..runtime import owner
+from ..device.runtime import owner
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 
 SELECTOR_OFF, CONV_OFF, BOTH_OFF = "selector off", "convolution off", "both off"
 

@@ -17,13 +17,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..buffers import RowView
-from ..drafter.attention import DrafterAttention
-from ..drafter.model import DraftModel
+from ..device.runtime import owner
+from ..drafters.dflash2.attention import DrafterAttention
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 from ..errors import ConfigError
 from ..kernels.few_row_attention import Sight
-from ..load import Engine
-from ..runtime import owner
+from ..layers.kv_cache import RowView
 from ..targets.base import Target
 from .ablation import rebuilt
 from .replies import Reply, blocks, drafter_of

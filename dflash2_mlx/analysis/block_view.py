@@ -16,16 +16,18 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..config import GenerationConfig, SamplingConfig
-from ..drafter.context import DrafterContext
-from ..drafter.model import DraftModel, Proposal
+from ..device.runtime import owner
+from ..drafters.dflash2.context import DrafterContext
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 from ..errors import PromptError, SettingError
-from ..load import Engine
-from ..runtime import owner
+from ..generation.config import GenerationConfig
+from ..generation.text import Prompt, render_prompt
+from ..sampling.acceptance import Proposal
+from ..sampling.config import SamplingConfig
+from ..sampling.sampler import TokenChooser
 from ..targets.base import Target
-from ..targets.caches import TargetState
-from ..text import Prompt, render_prompt
-from ..verify import TokenChooser
+from ..targets.state import TargetState
 from .replies import drafter_of
 
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..costs import CONTEXT, draft_chain, target_chain
-from ..load import Engine
-from ..runtime import owner
-from ..timing import time_in_turns
-from ..values import check_integer
+from ..decode.costs import CONTEXT, draft_chain, target_chain
+from ..device.runtime import owner
+from ..device.timing import time_in_turns
+from ..engine import Engine
+from ..validation import check_integer
 from .ablation import ablations
 from .replies import drafter_of
 

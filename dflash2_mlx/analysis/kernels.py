@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..drafter.config import DrafterConfig
-from ..drafter.model import DraftModel
-from ..kernels._contest import Case
-from ..kernels._dispatch import KernelState, dispatcher, rounding
-from ..kernels._metal_qmm import MATRIX as MATRIX_KERNEL
-from ..kernels._metal_qmm import MATRIX_ROWS
-from ..kernels._metal_qmm import TILE as TILE_KERNEL
-from ..kernels.contests import Arrays, codebooks_of, drafter_cases
+from ..device.runtime import owner
+from ..drafters.dflash2.config import DrafterConfig
+from ..drafters.dflash2.model import DraftModel
+from ..kernels.dispatch import KernelState, dispatcher, rounding
 from ..kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
+from ..kernels.qmm_calls import MATRIX as MATRIX_KERNEL
+from ..kernels.qmm_calls import MATRIX_ROWS
+from ..kernels.qmm_calls import TILE as TILE_KERNEL
 from ..kernels.qmm_forms import MATRIX, TILE
 from ..kernels.qmm_rows import Packed, run_form, stock_product, usable
-from ..runtime import owner
+from ..tuning.drafter_trials import Arrays, codebooks_of, drafter_cases
+from ..tuning.trial import Case
 
 _CALLS, _REPEATS = 8, 5
 _CONTEXT = 1024  # rows that full attention looks back on

@@ -18,10 +18,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..blas import checked_blas
-from ..chips import Chip, this_chip
-from ..layout import system_memory
-from ..runtime import owner
+from ..device.blas import checked_blas
+from ..device.chips import Chip, this_chip
+from ..device.layout import system_memory
+from ..device.runtime import owner
 
 PACKAGES = ("dflash2-mlx", "mlx", "mlx-metal", "mlx-lm", "transformers", "huggingface_hub", "numpy")
 _BLOCK_BYTES = 256 * 2**20

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..config import GenerationConfig
+from ..decode.stats import conditional_shares, expected_length, leading, reached_positions
+from ..engine import Engine
 from ..errors import ConfigError, SettingError
-from ..load import Engine
-from ..shares import conditional_shares, expected_length, leading, reached_positions
-from ..text import Prompt
+from ..generation.config import GenerationConfig
+from ..generation.text import Prompt
 from .ablation import ablations
 from .attention import BlockAttention, measure_attention
 from .cost_shares import REPEATS, CostShares, check_repeats, measure_shares

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import GenerationConfig
-from ..costs import MOST_ROWS, PassCosts, WidthGain, best_gain, gains, measure_costs
-from ..generate import generate
-from ..load import Engine
-from ..runtime import owner
-from ..text import Prompt
+from ..decode.costs import MOST_ROWS, PassCosts, WidthGain, best_gain, gains, measure_costs
+from ..device.runtime import owner
+from ..engine import Engine
+from ..generation.config import GenerationConfig
+from ..generation.generate import generate
+from ..generation.text import Prompt
 
 SAMPLE_TOKENS = 128
 

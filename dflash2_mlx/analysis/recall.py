@@ -16,11 +16,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.model import DraftModel, Proposal
+from ..decode.stats import conditional_shares, expected_length
+from ..device.runtime import owner
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 from ..errors import ConfigError
-from ..load import Engine
-from ..runtime import owner
-from ..shares import conditional_shares, expected_length
+from ..sampling.acceptance import Proposal
 from ..targets.base import Target
 from .replies import Reply, blocks, drafter_of
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..config import GenerationConfig
-from ..drafter.context import DrafterContext
-from ..drafter.model import DraftModel
+from ..decode.stats import GenerationStats
+from ..drafters.dflash2.context import DrafterContext
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 from ..errors import ConfigError
-from ..generate import new_session, stream_generate
-from ..load import Engine
-from ..results import RoundInfo
-from ..stats import GenerationStats
+from ..generation.config import GenerationConfig
+from ..generation.generate import new_session, stream_generate
+from ..generation.results import RoundInfo
+from ..generation.text import Prompt
 from ..targets.base import Target
-from ..text import Prompt
 
 _CHUNK = 512  # rows of one pass of the target
 

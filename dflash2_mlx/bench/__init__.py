@@ -1,6 +1,6 @@
 """Measures a pair: speed, acceptance, phases and memory, plain decoding and DFlash 2 in turn."""
 
-from ..shares import expected_length
+from ..decode.stats import expected_length
 from .defaults import recommended_sampling
 from .metrics import (
     Round,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..checkpoint import find_files, read_object
-from ..config import SamplingConfig
-from ..embedded import MINI, MINI_TARGET
+from ..checkpoints.files import MINI, MINI_TARGET, find_files, read_object
 from ..errors import CheckpointError, ConfigError
+from ..sampling.config import SamplingConfig
 
 _FILE = "generation_config.json"
 _TAKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..shares import conditional_shares, reached_positions
+from ..decode.stats import conditional_shares, reached_positions
 
 
 @dataclass(frozen=True)

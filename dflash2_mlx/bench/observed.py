@@ -17,16 +17,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..config import GenerationConfig
-from ..drafter.model import DraftModel, Proposal
-from ..generate import generate
-from ..load import Engine
-from ..rounds import Request
-from ..runtime import owner
-from ..session import DFlash2Session, PlainSession, Session
-from ..stats import RoundResult
+from ..decode.request import Request, RoundResult
+from ..decode.session import DFlash2Session, PlainSession, Session
+from ..device.runtime import owner
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
+from ..generation.config import GenerationConfig
+from ..generation.generate import generate
+from ..generation.text import Prompt
+from ..sampling.acceptance import Proposal
 from ..targets.base import Target
-from ..text import Prompt
 
 DRAFT, SELECT, VERIFY, COMMIT = "draft", "select", "verify", "commit"
 BUILD = "build"  # what the host needs to build the graphs of a round; part of the phases above

@@ -14,9 +14,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..embedded import MINI_PROMPTS
+from ..checkpoints.files import MINI_PROMPTS
 from ..errors import PromptError
-from ..text import Prompt, Tokenizer
+from ..generation.text import Prompt, Tokenizer
 
 T = TypeVar("T")
 SELECTION_SEED = 42  # of the authors' runner

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..shares import expected_length
+from ..decode.stats import expected_length
 from .metrics import (
     Spread,
     acceptance_length,

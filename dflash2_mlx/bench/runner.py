@@ -12,14 +12,15 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..compare import compare_runs
-from ..config import GenerationConfig, SamplingConfig
+from ..engine import Engine
 from ..errors import ConfigError, PromptError, SettingError
-from ..generate import collect, stream_generate
-from ..load import Engine
-from ..results import GenerationEvent, GenerationResult
-from ..text import Prompt, render_prompt
-from ..values import check_integer
+from ..generation.compare import compare_runs
+from ..generation.config import GenerationConfig
+from ..generation.generate import collect, stream_generate
+from ..generation.results import GenerationEvent, GenerationResult
+from ..generation.text import Prompt, render_prompt
+from ..sampling.config import SamplingConfig
+from ..validation import check_integer
 from .metrics import Round, Spread, spread
 from .observed import time_phases
 from .prompts import BenchPrompt, deepen, filler

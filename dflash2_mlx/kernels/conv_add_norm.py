@@ -9,16 +9,19 @@ Reference: DFlash 2 specification 3.5, 3.7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from . import _metal
-from ._dispatch import check_equal, dispatcher, like, race_key, rounding
-from ._metal import KernelCall
+from .call import KernelCall
+from .dispatch import check_equal, dispatcher, like, race_key, rounding
 from .dynamic_conv import convolve, split_base
+from .norm_rope import NORM_THREADS
 
 NAME = "conv_add_norm"
+
+
 AFTER = 1
 
 
@@ -82,7 +85,7 @@ def add_norm(y: mx.array, residual: mx.array, weight: mx.array, eps: float) -> t
 def _call(inputs: Sequence[mx.array]) -> KernelCall:
     y, base, delta = inputs[0], inputs[2], inputs[3]
     batch, length, channels = y.shape
-    return _metal.conv_add_norm((batch, length, channels), y.dtype, base.shape[1], channels // delta.shape[-1])
+    return conv_add_norm_call((batch, length, channels), y.dtype, base.shape[1], channels // delta.shape[-1])
 
 
 def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
@@ -93,3 +96,28 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
     want = conv_add_norm_twin(y, split, delta, residual, weight, eps)
     for mine, theirs, what in zip(got, want, ("sum", "norm"), strict=True):
         check_equal(mine, theirs, tolerance=2 * rounding(y.dtype), what=f"{NAME} {what}")
+
+
+@cache
+def conv_add_norm_call(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group: int) -> KernelCall:
+    """Side 1 of the convolution, residual sum and RMSNorm.
+
+    Shapes:
+        y, residual [B, L, D], base_kernel [2, W, D], delta [B, L, 2, W, G], weight [D], eps [] float32
+        -> stream, normed [B, L, D]
+    Args:
+        shape, dtype: of y, residual and both outputs.
+    """
+    batch, rows, channels = shape
+    threads = min(NORM_THREADS, -(-channels // 32) * 32)
+    template = (("T", dtype), ("TAPS", taps), ("CHANNELS", channels), ("GROUP", group), ("THREADS", threads))
+    return KernelCall(
+        name="conv_add_norm",
+        inputs=("y", "residual", "base_kernel", "delta", "weight", "eps"),
+        outputs=("stream", "normed"),
+        template=template,
+        grid=(threads, rows, batch),
+        threadgroup=(threads, 1, 1),
+        output_shapes=(shape, shape),
+        output_dtypes=(dtype, dtype),
+    )

@@ -10,12 +10,12 @@ Reference: DFlash 2 specification 3.7.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import mlx.core as mx
 
-from . import _metal
-from ._dispatch import check_equal, dispatcher, like, race_key, rounding
-from ._metal import KernelCall
+from .call import KernelCall
+from .dispatch import check_equal, dispatcher, like, race_key, rounding
 
 NAME = "dynamic_conv"
 
@@ -74,7 +74,7 @@ def convolve(x: mx.array, base: list[mx.array], delta: mx.array, side: int) -> m
 
 def _call(x: mx.array, base: mx.array, delta: mx.array, side: int) -> KernelCall:
     batch, length, channels = x.shape
-    return _metal.dynamic_conv((batch, length, channels), x.dtype, base.shape[1], channels // delta.shape[-1], side)
+    return dynamic_conv_call((batch, length, channels), x.dtype, base.shape[1], channels // delta.shape[-1], side)
 
 
 def _with_batch(array: mx.array, ndim: int) -> mx.array:
@@ -87,3 +87,36 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
     side = dict(call.template)["SIDE"]
     want = convolve(x, split_base(base, delta.shape[-1]), delta, side)
     check_equal(got, want, tolerance=rounding(x.dtype), what=NAME)
+
+
+@cache
+def dynamic_conv_call(shape: tuple[int, int, int], dtype: mx.Dtype, taps: int, group: int, side: int) -> KernelCall:
+    """One side of the convolution.
+
+    Shapes:
+        x [B, L, D], base_kernel [2, W, D], delta [B, L, 2, W, G] -> out [B, L, D]
+    Args:
+        shape, dtype: of x and out.
+        group: channels that share a delta, D // G.
+    """
+    batch, rows, channels = shape
+    vector = next(size for size in (4, 2, 1) if group % size == 0)
+    threads = channels // vector
+    template = (
+        ("T", dtype),
+        ("SIDE", side),
+        ("TAPS", taps),
+        ("CHANNELS", channels),
+        ("GROUP", group),
+        ("VECTOR", vector),
+    )
+    return KernelCall(
+        name="dynamic_conv",
+        inputs=("x", "base_kernel", "delta"),
+        outputs=("out",),
+        template=template,
+        grid=(threads, rows, batch),
+        threadgroup=(min(threads, 256), 1, 1),
+        output_shapes=(shape,),
+        output_dtypes=(dtype,),
+    )

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import mlx.core as mx
 
-from . import _target_calls
-from ._dispatch import EXACT_ROWS, METAL, check_equal, dispatcher, inexact, rounding
-from ._metal import KernelCall
+from .call import KernelCall
+from .dispatch import EXACT_ROWS, METAL, check_equal, dispatcher, inexact, rounding
 
 NAME = "few_row_attention"
+
+
 OURS, STOCK = "metal", "mlx"  # contenders of a race
+
+
 FEWEST_ROWS, MOST_ROWS = 2, 16
+
+
 SHORT = 2048  # rows of a buffer up to which a context counts as short
+
+
 # Where MLX 0.32 has a kernel of its own: for some rows it keeps to one query at a time, for more to tiles of them.
 _VECTOR_ROWS, _VECTOR_PRODUCT, _VECTOR_DIMS, _TILED_DIMS = 8, 32, (64, 96, 128, 256), (64, 80, 128)
+
+
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 Shape = tuple[int, ...]
@@ -78,7 +87,7 @@ def few_row_attention(queries: mx.array, keys: mx.array, values: mx.array, sight
 
 def exactness_problem(heads: int, kv_heads: int, dim: int, dtype: mx.Dtype, window: int | None) -> str | None:
     """Why attention of such heads cannot be exact here, or None after the kernel passed its test at every width."""
-    if dim > _target_calls.MOST_DIM or dtype not in _DTYPES:
+    if dim > MOST_DIM or dtype not in _DTYPES:
         return f"attention heads of {dim} {dtype}"
     if not dispatcher().wants_metal(NAME):
         return dispatcher().why_not(NAME)
@@ -110,7 +119,7 @@ def wanted(queries: Shape, keys: Shape, dtype: mx.Dtype, window: int | None) -> 
     """
     kernels = dispatcher()
     heads, rows, dim = queries[1], queries[2], queries[3]
-    if not FEWEST_ROWS <= rows <= MOST_ROWS or dim > _target_calls.MOST_DIM or dtype not in _DTYPES:
+    if not FEWEST_ROWS <= rows <= MOST_ROWS or dim > MOST_DIM or dtype not in _DTYPES:
         return False
     if keys[0] * keys[1] * keys[2] * dim >= 2**32 or not kernels.wants_metal(NAME):
         return False
@@ -145,13 +154,13 @@ def run_kernels(call: KernelCall, inputs: Sequence[mx.array]) -> mx.array:
     parts = out.shape[0]
     if parts == 1:
         return out[0]
-    merge = _target_calls.few_row_merge(parts, queries.shape, queries.dtype)
+    merge = few_row_merge_call(parts, queries.shape, queries.dtype)
     sums = out.reshape(parts, -1, queries.shape[-1])
     return dispatcher().run(merge, (sums, bounds.reshape(parts, -1, 2)))[0].reshape(queries.shape)
 
 
 def _call(queries: Shape, keys: Shape, dtype: mx.Dtype, sight: Sight) -> KernelCall:
-    return _target_calls.few_row_attention(
+    return few_row_attention_call(
         queries,
         keys,
         dtype,
@@ -164,7 +173,7 @@ def _call(queries: Shape, keys: Shape, dtype: mx.Dtype, sight: Sight) -> KernelC
 
 def _self_test(call: KernelCall, queries: Shape, kv_heads: int, sight: Sight) -> None:
     """On small buffers of one part and of several, as far as Metal compiles the text of `call` for them."""
-    for capacity in (80, 3 * _target_calls.PART_ROWS + 20):
+    for capacity in (80, 3 * PART_ROWS + 20):
         keys = (1, kv_heads, capacity, queries[3])
         if _call((1, *queries[1:]), keys, dict(call.template)["T"], sight).template == call.template:
             _test_at(capacity, call, queries, kv_heads, sight)
@@ -213,3 +222,115 @@ def _base_array(base: mx.array | int) -> mx.array:
 def _number(number: int) -> mx.array:
     """[1] int32; the layers of a pass share it."""
     return mx.array([number], dtype=mx.int32)
+
+
+# Rows (query heads times rows of the pass) of one SIMD-group, and SIMD-groups that share a tile of keys; heads of
+# more than 128 numbers need twice the registers.
+ROWS_EACH = 8
+
+
+MOST_SIMDGROUPS = 16
+
+
+MOST_SIMDGROUPS_WIDE = 8
+
+
+PART_ROWS = 128  # least keys of a part, as in few_row_attention.metal
+
+
+MOST_PARTS = 32  # as in few_row_attention.metal: more would cost more than they spread
+
+
+FIXED_PART = 256  # keys of a part where parts begin at fixed positions
+
+
+MOST_DIM = 256
+
+
+def part_count(capacity: int) -> int:
+    """Into how many parts the kernel divides a buffer; it computes the same."""
+    rows = PART_ROWS
+    while rows * MOST_PARTS < capacity:
+        rows *= 2
+    return -(-capacity // rows)
+
+
+@cache
+def few_row_attention_call(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    dtype: mx.Dtype,
+    *,
+    window: int | None,
+    sink: int,
+    causal: bool,
+    fixed: bool = False,
+) -> KernelCall:
+    """Attention over a buffer of keys and values; with several parts, `few_row_merge` has the last word.
+
+    Shapes:
+        queries [B, H, L, Dh], keys, values [B, Hkv, capacity, Dh], start [B] int32, base [1] int32
+        -> out [parts, B, H, L, Dh] (float32 where there are several parts), bounds [parts, B, H, L, 2] float32
+    Args:
+        queries, keys: the shapes.
+        dtype: of queries, keys and values.
+        fixed: parts begin at fixed positions, whatever the capacity is and wherever the buffer begins; without a sink.
+    """
+    batch, heads, length, dim = queries
+    kv_heads, capacity = keys[1], keys[2]
+    if heads % kv_heads or not 1 <= dim <= MOST_DIM or capacity == 0:
+        raise ValueError(
+            f"few_row_attention: got {heads} heads of size {dim} over {kv_heads} K/V heads and {capacity} rows, "
+            f"expected a multiple, at most {MOST_DIM}, and some rows"
+        )
+    if fixed and sink:
+        raise ValueError(f"few_row_attention: got a sink of {sink} with parts at fixed positions, expected none")
+    rows = heads // kv_heads * length
+    most = MOST_SIMDGROUPS if dim <= 128 else MOST_SIMDGROUPS_WIDE
+    # Powers of two, so that few widths are few compilations.
+    simdgroups = min(most, 1 << (-(-rows // ROWS_EACH) - 1).bit_length())
+    blocks = -(-rows // (ROWS_EACH * simdgroups))
+    parts = part_count(capacity)
+    if fixed:  # one more where the first one may begin before the buffer; two at least, so that one text serves all
+        parts = max(2, -(-capacity // FIXED_PART) + (window is not None))
+    template = (
+        ("T", dtype),
+        ("OUT", dtype if parts == 1 else mx.float32),
+        ("DIM", dim),
+        ("WINDOW", window or 0),
+        ("SINK", sink if window else 0),
+        ("CAUSAL", causal),
+        ("SIMDGROUPS", simdgroups),
+        ("PART", FIXED_PART if fixed else 0),
+    )
+    return KernelCall(
+        name="few_row_attention",
+        inputs=("queries", "keys", "values", "start", "base"),
+        outputs=("out", "bounds"),
+        template=template,
+        grid=(32 * simdgroups, kv_heads * blocks, batch * parts),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=((parts, *queries), (parts, *queries[:3], 2)),
+        output_dtypes=(dtype if parts == 1 else mx.float32, mx.float32),
+    )
+
+
+@cache
+def few_row_merge_call(parts: int, queries: tuple[int, ...], dtype: mx.Dtype) -> KernelCall:
+    """The parts of `few_row_attention` put together.
+
+    Shapes:
+        sums [parts, N, Dh] float32, bounds [parts, N, 2] float32 -> out [N, Dh], N of all rows of `queries`
+    """
+    batch, heads, length, dim = queries
+    rows = batch * heads * length
+    return KernelCall(
+        name="few_row_merge",
+        inputs=("sums", "bounds"),
+        outputs=("out",),
+        template=(("T", dtype), ("DIM", dim)),
+        grid=(32, rows, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=((rows, dim),),
+        output_dtypes=(dtype,),
+    )

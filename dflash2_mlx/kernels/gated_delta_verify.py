@@ -9,17 +9,23 @@ Reference: Yang et al., "Gated Delta Networks" (2024).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 from mlx_lm.models.gated_delta import gated_delta_kernel, gated_delta_ops
 
-from . import _target_calls
-from ._dispatch import check_equal, dispatcher, inexact, rounding
-from ._metal import KernelCall
+from .call import KernelCall
+from .dispatch import check_equal, dispatcher, inexact, rounding
 
 NAME = "gated_delta_verify"
+
+
 OURS, STOCK = "metal", "mlx"  # contenders of a race
+
+
 FEWEST_ROWS, MOST_ROWS = 2, 16
+
+
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 Shape = tuple[int, ...]
@@ -67,7 +73,7 @@ def gated_delta_verify(
         raise inexact(f"gated-delta keys of {state.shape[3]} {new.v.dtype}")
     runs = dispatcher().wants_metal(NAME) if exact else wanted(state.shape, new.k.shape, new.v.dtype)
     if runs:
-        call = _target_calls.gated_delta_verify(state.shape, new.k.shape, new.v.dtype)
+        call = gated_delta_verify_call(state.shape, new.k.shape, new.v.dtype)
         inputs = (state, old.k, old.v, old.g, old.beta, keep, *new.inputs)
         if dispatcher().passes(call, inputs, lambda: _self_test(call, new)):
             y, stored = dispatcher().run(call, inputs)
@@ -102,7 +108,7 @@ def wanted(state: Shape, keys: Shape, dtype: mx.Dtype) -> bool:
 
 def possible(dim: int, dtype: mx.Dtype) -> bool:
     """Whether the kernel can take keys of this size and type."""
-    return dim % (4 * _target_calls.DELTA_LANES) == 0 and dtype in _DTYPES
+    return dim % (4 * DELTA_LANES) == 0 and dtype in _DTYPES
 
 
 def race_key(state: Shape, keys: Shape, dtype: mx.Dtype) -> str:
@@ -126,9 +132,45 @@ def _self_test(call: KernelCall, like: Rows) -> None:
         sides.append(Rows(*wide, mx.sigmoid(beta).astype(like.beta.dtype)))
     old, new = sides
     keep = mx.array([rows // 2], dtype=mx.int32)
-    own = _target_calls.gated_delta_verify(state.shape, new.k.shape, dtype)
+    own = gated_delta_verify_call(state.shape, new.k.shape, dtype)
     inputs = (state, old.k, old.v, old.g, old.beta, keep, *new.inputs)
     y, stored = dispatcher().run(own, inputs)
     want_y, want_stored = gated_delta_twin(state, old, keep, new)
     check_equal(stored, want_stored, tolerance=rounding(mx.float32), what=f"{NAME} state")
     check_equal(y, want_y, tolerance=rounding(dtype), what=NAME)
+
+
+DELTA_LANES = 8  # lanes that share one row of a gated-delta state
+
+
+@cache
+def gated_delta_verify_call(state: tuple[int, ...], keys: tuple[int, ...], dtype: mx.Dtype) -> KernelCall:
+    """Kept rows of the pass before, stored, then the rows of this pass.
+
+    Shapes:
+        state [B, Hv, Dv, Dk] float32; old_k [B, Lo, Hk, Dk], old_v [B, Lo, Hv, Dv], old_g, old_beta [B, Lo, Hv];
+        keep [B] int32; q, k [B, L, Hk, Dk], v [B, L, Hv, Dv], g, beta [B, L, Hv]
+        -> y [B, L, Hv, Dv], stored [B, Hv, Dv, Dk] float32
+    Args:
+        state, keys: shapes of state and k.
+        dtype: of q, k, v and y.
+    Raises:
+        ValueError: sizes that the kernel cannot serve, named.
+    """
+    batch, heads, values, dim = state
+    if dim % (4 * DELTA_LANES) or heads % keys[2]:
+        raise ValueError(
+            f"gated_delta_verify: got {heads} heads over {keys[2]} with keys of size {dim}, expected a multiple, and "
+            f"one of {4 * DELTA_LANES}"
+        )
+    across = -(-values * DELTA_LANES // 32)
+    return KernelCall(
+        name="gated_delta_verify",
+        inputs=("state", "old_k", "old_v", "old_g", "old_beta", "keep", "q", "k", "v", "g", "beta"),
+        outputs=("y", "stored"),
+        template=(("T", dtype), ("DK", dim), ("LANES", DELTA_LANES)),
+        grid=(32, across, batch * heads),
+        threadgroup=(32, min(4, across), 1),
+        output_shapes=((batch, keys[1], heads, values), state),
+        output_dtypes=(dtype, mx.float32),
+    )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 
-from . import _metal
-from ._dispatch import check_equal, dispatcher, like, race_key, rounding
-from ._metal import KernelCall
+from .call import KernelCall
+from .dispatch import check_equal, dispatcher, like, race_key, rounding
 
 NAME = "norm_rope"
 
@@ -37,7 +37,7 @@ def norm_rope(rows: mx.array, norms: mx.array, start: mx.array, *, theta: float,
     if kernels.chooses_metal(NAME, key_of(rows, norms)):
         settings = mx.array([eps, math.log2(theta)], dtype=mx.float32)
         inputs = (rows, norms, start, settings)
-        call = _metal.norm_rope(rows.shape, rows.dtype, norms.shape[0])
+        call = norm_rope_call(rows.shape, rows.dtype, norms.shape[0])
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs)):
             return kernels.run(call, inputs)[0]
     return norm_rope_twin(rows, norms, start, theta=theta, eps=eps)
@@ -63,3 +63,34 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array]) -> None:
     eps, base = numbers
     want = norm_rope_twin(rows, norms, some, theta=2.0**base, eps=eps)
     check_equal(got, want, tolerance=2 * rounding(rows.dtype), what=NAME)
+
+
+# Threads of a group. Kernels that need many registers get fewer than the 1024 Metal allows.
+NORM_THREADS = 256
+
+
+@cache
+def norm_rope_call(shape: tuple[int, int, int, int], dtype: mx.Dtype, heads: int) -> KernelCall:
+    """RMSNorm and RoPE of the first heads of each row.
+
+    Shapes:
+        rows [B, L, H, Dh], norms [heads, Dh], start [B] int32, settings [2] float32 (eps, log2 of RoPE's base)
+        -> turned [B, heads, L, Dh]
+    Args:
+        shape, dtype: of rows.
+    Raises:
+        ValueError: more heads than rows have, or a head of odd size.
+    """
+    batch, length, available, dim = shape
+    if not 1 <= heads <= available or dim % 2:
+        raise ValueError(f"norm_rope: got {heads} of {available} heads of size {dim}, expected some, of an even size")
+    return KernelCall(
+        name="norm_rope",
+        inputs=("rows", "norms", "start", "settings"),
+        outputs=("turned",),
+        template=(("T", dtype), ("HEADS", heads), ("DIM", dim)),
+        grid=(32 * heads, length, batch),
+        threadgroup=(32, 1, 1),
+        output_shapes=((batch, heads, length, dim),),
+        output_dtypes=(dtype,),
+    )

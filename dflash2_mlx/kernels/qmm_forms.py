@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..chips import Chip
-from ._metal_qmm import BITS, GROUP_SIZES, MATRIX_ROWS, tile_rows
+from ..device.chips import Chip
+from .qmm_calls import BITS, GROUP_SIZES, MATRIX_ROWS, tile_rows
 
 STOCK, TILE, MATRIX, PAD, TENSOR = "stock", "tile", "matrix", "pad", "matmul2d"
 FORMS = (STOCK, TILE, MATRIX, PAD, TENSOR)  # the last one only ever by a race

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..chips import this_chip
-from . import _metal_qmm
-from ._dispatch import EXACT_ROWS, Dispatcher, check_equal, dispatcher, inexact
-from ._metal import KernelCall
+from ..device.chips import this_chip
+from . import qmm_calls as _metal_qmm
+from .call import KernelCall
+from .dispatch import EXACT_ROWS, Dispatcher, check_equal, dispatcher, inexact
 from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
 NAME = _metal_qmm.TILE

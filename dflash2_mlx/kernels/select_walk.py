@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
-from . import _metal
-from ._dispatch import KernelMismatch, check_equal, dispatcher, race_key
-from ._metal import MAX_CANDIDATES, KernelCall
-from .top_candidates import CandidateLists
+from .call import ROWS_STEP, KernelCall
+from .dispatch import KernelMismatch, check_equal, dispatcher, race_key
+from .top_candidates import MAX_CANDIDATES, CandidateLists, check_candidates
 
 NAME = "select_walk"
 
@@ -166,7 +166,7 @@ def select(
     kernels = dispatcher()
     if k <= MAX_CANDIDATES and kernels.chooses_metal(NAME, key_of(lists, gate, noise)):
         inputs = _inputs(lists, gate, anchor, selector, temperature, noise)
-        call = _metal.select_walk(lists.ids.shape, gate.shape[-1], noise is not None)
+        call = select_walk_call(lists.ids.shape, gate.shape[-1], noise is not None)
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs, noise is not None)):
             tokens, candidates, unary, q = kernels.run(call, inputs)
             return Selection(tokens, candidates, unary, None if noise is None else q)
@@ -244,3 +244,42 @@ def _self_test(call: KernelCall, inputs: Sequence[mx.array], sampled: bool) -> N
     check_equal(got[2], want.unary, tolerance=1e-3, what=f"{NAME} logits")
     if want.q is not None:
         check_equal(got[3], want.q, tolerance=1e-3, what=f"{NAME} q")
+
+
+WALK_SIMDGROUPS = 16
+
+
+@cache
+def select_walk_call(shape: tuple[int, int, int, int], rank: int, sampled: bool) -> KernelCall:
+    """Merge the lists of each position and walk from the anchor.
+
+    Shapes:
+        values [B, N, blocks, K] float32, ids [B, N, blocks, K] int32, gate [B, N, R], predecessor, successor [C, R],
+        anchor [B] int32, settings [3] float32 (temperature, logit multiplier, soft cap or 0),
+        noise [B, N, K] float32 (any float32 array where the walk is greedy)
+        -> tokens [B, N] int32, candidates [B, N, K] int32, unary [B, N, K] float32, q [B, N, K] float32
+    Args:
+        shape: of the lists. At least K ids of each position's lists must be there.
+    """
+    batch, positions, blocks, k = shape
+    check_candidates(k, blocks * k)
+    simdgroups = min(WALK_SIMDGROUPS, k)
+    template = (
+        ("K", k),
+        ("BLOCKS", blocks),
+        ("RANK", rank),
+        ("SAMPLED", sampled),
+        ("ROWS", -(-positions // ROWS_STEP) * ROWS_STEP),
+        ("SIMDGROUPS", simdgroups),
+    )
+    each = (batch, positions, k)
+    return KernelCall(
+        name="select_walk",
+        inputs=("values", "ids", "gate", "predecessor", "successor", "anchor", "settings", "noise"),
+        outputs=("tokens", "candidates", "unary", "q"),
+        template=template,
+        grid=(32 * simdgroups, batch, 1),
+        threadgroup=(32 * simdgroups, 1, 1),
+        output_shapes=((batch, positions), each, each, each),
+        output_dtypes=(mx.int32, mx.int32, mx.float32, mx.float32),
+    )

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
-from . import _metal
-from ._dispatch import KernelMismatch, dispatcher, race_key
-from ._metal import MAX_CANDIDATES, KernelCall
+from .call import KernelCall
+from .dispatch import KernelMismatch, dispatcher, race_key
 
 NAME = "top_candidates"
 
@@ -62,7 +62,7 @@ def candidate_lists(logits: mx.array, k: int, *, vocab_size: int | None = None) 
     kernels = dispatcher()
     if k <= MAX_CANDIDATES and kernels.chooses_metal(NAME, key_of(logits, k)):
         inputs = (logits.reshape(-1, size),)
-        call = _metal.top_candidates((batch * positions, size), k, vocab)
+        call = top_candidates_call((batch * positions, size), k, vocab)
         if kernels.passes(call, inputs, lambda: _self_test(call, inputs, k, vocab)):
             values, ids = kernels.run(call, inputs)
             blocks = (batch, positions, -1, k)
@@ -144,3 +144,45 @@ def _largest(values: mx.array, ids: mx.array, k: int) -> mx.array:
         keys = mx.partition(keys, keys.shape[-1] - k, axis=-1)[..., -k:]
     keys = mx.sort(keys, axis=-1)[..., ::-1]
     return (0xFFFFFFFF - (keys & 0xFFFFFFFF)).astype(mx.int32)
+
+
+MAX_CANDIDATES = 32  # a SIMD-group's width: one lane for each candidate
+
+
+TOP_THREADS = 256
+
+
+TOP_EACH = 32  # logits of one thread
+
+
+@cache
+def top_candidates_call(shape: tuple[int, int], k: int, vocab_size: int) -> KernelCall:
+    """The k best logits of each block of ids; `select_walk` merges the blocks of a row.
+
+    Shapes:
+        logits [rows, V] -> values [rows, blocks, k] float32, ids [rows, blocks, k] int32
+    Args:
+        vocab_size: ids at and beyond it are padding, at most V.
+    """
+    rows, size = shape
+    vocab = min(vocab_size, size)
+    check_candidates(k, vocab)
+    block = TOP_THREADS * TOP_EACH
+    blocks = -(-vocab // block)
+    lists = (rows, blocks, k)
+    return KernelCall(
+        name="top_candidates",
+        inputs=("logits",),
+        outputs=("values", "ids"),
+        template=(("K", k), ("VOCAB", vocab), ("EACH", TOP_EACH)),
+        grid=(TOP_THREADS * blocks, rows, 1),
+        threadgroup=(TOP_THREADS, 1, 1),
+        output_shapes=(lists, lists),
+        output_dtypes=(mx.float32, mx.int32),
+    )
+
+
+def check_candidates(k: int, available: int) -> None:
+    """Raise ValueError where a SIMD-group has no lane for each of k, or there are fewer."""
+    if not 1 <= k <= min(MAX_CANDIDATES, available):
+        raise ValueError(f"candidates: got {k}, expected 1..{min(MAX_CANDIDATES, available)}")

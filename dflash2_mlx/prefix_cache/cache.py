@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..loop import Session
-from ..snapshots import Extent, SessionSnapshot
-from ..values import check_integer
+from ..decode.memory import Extent, SessionSnapshot
+from ..decode.session import Session
+from ..validation import check_integer
 from .disk import DiskStore
-from .frozen import FrozenSnapshot, freeze, thaw
+from .snapshot import FrozenSnapshot, freeze, thaw
 
 GIB = 1 << 30
 _MOST_NOTES = 32

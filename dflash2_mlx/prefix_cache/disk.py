@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import CheckpointError, ConfigError
 from .files import FileHeader, read_file, read_file_header, write_file
-from .frozen import FrozenSnapshot
+from .snapshot import FrozenSnapshot
 
 _PATTERN = "prefix-*.safetensors"
 _WAITING = 4  # snapshots that may wait to be written; each holds its memory until then

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoints.headers import read_header
+from ..decode.memory import Extent
 from ..errors import CheckpointError
-from ..headers import read_header
-from ..snapshots import Extent
-from .frozen import FrozenSnapshot, HostTensor, Layout
+from .snapshot import FrozenSnapshot, HostTensor, Layout
 
 VERSION = "1"
 _TOKENS = "tokens"

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models import llama, ministral3, muse_glimmer, qwen2, qwen3, qwen3_5, qwen3_moe, qwen3_next
 
 from ..kernels.few_row_attention import Sight, few_row_attention
-from .caches import AttentionCache
+from .state import AttentionCache
 
 
 @dataclass(frozen=True)

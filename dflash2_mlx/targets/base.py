@@ -13,7 +13,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..kernels.qmm_rows import Packed
-from .caches import TargetState
+from .state import TargetState
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .adapter import FULL, SLIDING, LayerLoopTarget
+from .layer_loop import FULL, SLIDING, LayerLoopTarget
 
 
 class DenseTarget(LayerLoopTarget):

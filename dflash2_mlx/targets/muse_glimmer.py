@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .adapter import FULL, SLIDING, LayerLoopTarget
+from .layer_loop import FULL, SLIDING, LayerLoopTarget
 
 
 class MuseGlimmerTarget(LayerLoopTarget):

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .adapter import FULL, RECURRENT, LayerLoopTarget, Seen
-from .caches import TargetState
-from .gated_delta import gated_delta_pass
+from ..layers.gated_delta import gated_delta_pass
+from .layer_loop import FULL, RECURRENT, LayerLoopTarget, Seen
+from .state import TargetState
 
 
 class Qwen3_5Target(LayerLoopTarget):

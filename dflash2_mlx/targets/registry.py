@@ -11,7 +11,7 @@ from typing import Any
 import mlx.nn as nn
 
 from ..errors import ConfigError, UnsupportedModelError
-from ..row_layers import check_exactness, use_row_kernels
+from ..layers.quantized import check_exactness, use_row_kernels
 from .base import Target
 from .dense import DenseTarget
 from .muse_glimmer import MuseGlimmerTarget

@@ -2,13 +2,22 @@
 
 from .batch import Reply, ReplySettings, batch_replies
 from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors
-from .checkpoints import newest_checkpoint, resume_checkpoint, save_checkpoint
+from .checkpoints import export_drafter, newest_checkpoint, resume_checkpoint, save_checkpoint
 from .data import Item, read_documents, read_items
-from .export import export_drafter
 from .forward import block_hidden
-from .initial import existing_config, initial_weights, load_initial, new_drafter
 from .losses import LossParts, block_losses, position_weights
-from .recipe import DrafterShape, config_for, default_taps, mask_token, memory_estimate, parameter_count
+from .recipe import (
+    DrafterShape,
+    config_for,
+    default_taps,
+    existing_config,
+    initial_weights,
+    load_initial,
+    mask_token,
+    memory_estimate,
+    new_drafter,
+    parameter_count,
+)
 from .regenerate import RegenerateEvent, read_regenerated, regenerate
 from .run import Start, TrainEvent, acceptance_length, cache_plan, train
 from .settings import Document, StepReport, TrainSettings

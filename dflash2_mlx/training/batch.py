@@ -14,15 +14,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..config import GREEDY_TEMPERATURE
+from ..decode.session import best_logits
+from ..device.runtime import owner
+from ..engine import Engine
 from ..errors import LogitsError, PromptError
-from ..load import Engine
-from ..rng import Purpose, base_keys, gumbel
-from ..rounds import best_logits
-from ..runtime import owner
+from ..sampling.config import GREEDY_TEMPERATURE
+from ..sampling.rng import Purpose, base_keys, gumbel
 from ..targets.base import Target
-from ..targets.caches import TargetState
-from ..values import check_integer, check_number
+from ..targets.state import TargetState
+from ..validation import check_integer, check_number
 
 _CHUNK = 256  # prompt rows of a pass
 

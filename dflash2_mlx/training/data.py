@@ -19,7 +19,7 @@ import jinja2
 import numpy as np
 
 from ..errors import ConfigError
-from ..text import ChatTokenizer, common_length
+from ..generation.text import ChatTokenizer, common_length
 from .settings import Document
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.config import DrafterConfig
-from ..drafter.model import DraftModel
+from ..drafters.dflash2.config import DrafterConfig
+from ..drafters.dflash2.model import DraftModel
 
 _GROUP = 32  # blocks that share a range of context: small ranges are short, few groups are quick
 

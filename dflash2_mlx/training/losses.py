@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.model import DraftModel
+from ..drafters.dflash2.model import DraftModel
 from ..kernels.top_candidates import top_candidates
 from .blocks import Pack
 

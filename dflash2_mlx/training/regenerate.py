@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine import Engine
 from ..errors import ConfigError
-from ..load import Engine
 from .batch import ReplySettings, batch_replies
 from .data import Item, prompt_of_turn, turns_to_answer
 from .settings import Document

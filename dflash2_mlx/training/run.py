@@ -17,18 +17,17 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..drafter.config import DrafterConfig
-from ..drafter.model import DraftModel
+from ..decode.request import Request, RoundResult
+from ..decode.session import DFlash2Session
+from ..decode.stats import GenerationStats
+from ..device.runtime import owner
+from ..drafters.dflash2.config import DrafterConfig
+from ..drafters.dflash2.model import DraftModel
+from ..engine import Engine
 from ..errors import TrainingError
-from ..load import Engine
-from ..rounds import Request
-from ..runtime import owner
-from ..session import DFlash2Session
-from ..stats import GenerationStats, RoundResult
 from ..targets.base import Target
-from .checkpoints import newest_checkpoint, resume_checkpoint, save_checkpoint
-from .export import export_drafter
-from .initial import load_initial, new_drafter
+from .checkpoints import export_drafter, newest_checkpoint, resume_checkpoint, save_checkpoint
+from .recipe import load_initial, new_drafter
 from .settings import Document, StepReport, TrainSettings
 from .taps import TapsCache
 from .trainer import Trainer

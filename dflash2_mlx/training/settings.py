@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
-from ..values import check_integer
+from ..validation import check_integer
 
 DTYPES = ("float32", "bfloat16")
 

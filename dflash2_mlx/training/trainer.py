@@ -19,7 +19,7 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_map
 
-from ..drafter.model import DraftModel
+from ..drafters.dflash2.model import DraftModel
 from ..errors import ConfigError, TrainingError
 from ..targets.base import Target
 from .blocks import BlockBatch, Pack, block_batch, pack, sample_anchors

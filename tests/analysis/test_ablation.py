@@ -11,10 +11,10 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.analysis import ablations, decode
 from dflash2_mlx.analysis.ablation import rebuilt
-from dflash2_mlx.drafter.model import DraftModel
-from dflash2_mlx.runtime import owner
-from tests.checkpoints import WIDE, parameters
-from tests.drafter.test_model import TABLES, V1, taps
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from tests.checkpoint_files import WIDE, parameters
+from tests.drafters.test_model import TABLES, V1, taps
 from tests.engines import tiny_engine
 from tests.runs import PROMPT
 from tests.tiny import drafter_config, drafter_weights, make_tiny_drafter, save_drafter

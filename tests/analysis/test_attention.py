@@ -12,9 +12,9 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.analysis import decode, measure_attention
 from dflash2_mlx.analysis.attention import block_share
-from dflash2_mlx.drafter.attention import DrafterAttention
-from dflash2_mlx.runtime import owner
-from tests.drafter.test_model import VARIANTS
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.drafters.dflash2.attention import DrafterAttention
+from tests.drafters.test_model import VARIANTS
 from tests.engines import scripted_engine, tiny_engine
 from tests.reference import selector
 from tests.reference.drafter import ReferenceDrafter

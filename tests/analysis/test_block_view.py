@@ -10,7 +10,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.analysis import decode, view_block
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 from tests.engines import tiny_engine
 from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT

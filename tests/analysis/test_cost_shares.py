@@ -9,9 +9,9 @@ import pytest
 import dflash2_mlx as d2
 from dflash2_mlx.analysis import CostShare, measure_shares
 from dflash2_mlx.analysis.cost_shares import shares_of
-from dflash2_mlx.runtime import owner
-from dflash2_mlx.timing import time_in_turns
-from tests.drafter.test_model import V1
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.device.timing import time_in_turns
+from tests.drafters.test_model import V1
 from tests.engines import tiny_engine
 from tests.tiny import make_tiny_drafter
 

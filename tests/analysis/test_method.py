@@ -10,9 +10,9 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.analysis import analyze, decode, method, with_drafter
-from dflash2_mlx.runtime import owner
-from tests.checkpoints import parameters
-from tests.drafter.test_model import V1
+from dflash2_mlx.device.runtime import owner
+from tests.checkpoint_files import parameters
+from tests.drafters.test_model import V1
 from tests.engines import scripted_engine, tiny_engine
 from tests.messages import mentions
 from tests.runs import PROMPT

@@ -13,8 +13,8 @@ import dflash2_mlx as d2
 from dflash2_mlx.analysis import Reply, decode, measure_recall
 from dflash2_mlx.analysis.recall import next_tokens
 from dflash2_mlx.analysis.replies import blocks
-from dflash2_mlx.drafter.model import Proposal
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.sampling.acceptance import Proposal
 from tests.engines import scripted_engine, tiny_engine
 from tests.runs import PROMPT, lively_reply
 from tests.scripted import RIGHT, WRONG, ScriptedDrafter, ramp

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dflash2_mlx as d2
-from dflash2_mlx.stats import RoundResult
+from dflash2_mlx.decode.request import RoundResult
 
 REPLY = "    return [line.split('=') for line in f]\n\n\ndef write_config(path, options):\n    pass\n" * 4
 BLOCK_SIZE = 4

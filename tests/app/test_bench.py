@@ -16,7 +16,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_app.bench.table import lines
-from dflash2_app.commands.bench_apply import apply_block_size, check_apply
+from dflash2_app.commands.bench import apply_block_size, check_apply
 from dflash2_app.commands.options import ModelOptions
 from dflash2_mlx import bench
 from tests.pairs import BOOTSTRAP, bootstrap_pair

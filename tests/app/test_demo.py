@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 import dflash2_mlx as d2
-from dflash2_app.charts import bar_chart
 from dflash2_app.commands.demo_view import LEAST_PANE, Lane, Screen
-from dflash2_app.side_by_side import Blocks, TokenTexts
+from dflash2_app.console.charts import bar_chart
+from dflash2_app.reports.side_by_side import Blocks, TokenTexts
 
 from . import fake_library
 from .conftest import ROOT, Run, environment

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.chips import read_chip
-from dflash2_mlx.kernels import _dispatch
+from dflash2_mlx.device.chips import read_chip
+from dflash2_mlx.kernels import dispatch as _dispatch
 
 from .conftest import Run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dflash2_app.console.output import Output, printable, show_problem, use_lossy_encoding
 from dflash2_app.errors import UsageError
-from dflash2_app.output import Output, printable, show_problem, use_lossy_encoding
 
 
 class Terminal(io.StringIO):

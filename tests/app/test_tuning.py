@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app import loading, tuning
-from dflash2_app.engine import prepare
+from dflash2_app.engine import loading, tuning
+from dflash2_app.engine.setup import prepare
 from dflash2_app.settings.paths import Base
-from dflash2_app.web.engines import Engines, Held
-from dflash2_mlx import tune
-from dflash2_mlx.chips import read_chip
-from dflash2_mlx.costs import CostTable, PassCosts
-from dflash2_mlx.tune.race import RaceResult
-from dflash2_mlx.tune.record import TuneFolder, TuneRecord, identity_of
+from dflash2_app.web.serving.engines import Engines, Held
+from dflash2_mlx import tuning as tune
+from dflash2_mlx.decode.costs import CostTable, PassCosts
+from dflash2_mlx.device.chips import read_chip
+from dflash2_mlx.tuning.measure import RaceResult
+from dflash2_mlx.tuning.record import TuneFolder, TuneRecord, identity_of
 
 from .conftest import Run
 

@@ -18,7 +18,7 @@ from dflash2_mlx.bench.metrics import (
     time_per_token,
     variation,
 )
-from dflash2_mlx.shares import expected_length
+from dflash2_mlx.decode.stats import expected_length
 
 # Four rounds of width 4: 3, 0, 1 and 3 drafts accepted; the last is cut after two tokens by the limit.
 BY_HAND = [Round(3, 3, 4), Round(0, 3, 1), Round(1, 3, 2), Round(3, 3, 2)]

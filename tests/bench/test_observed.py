@@ -6,7 +6,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.bench.observed import DFlash2Gaps, DFlash2Phases, PlainGaps, PlainPhases
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 
 PROMPT = "import os\n\n\ndef list_files(folder):\n"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import Dispatcher, dispatcher
-from dflash2_mlx.kernels._metal import KernelCall
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels.call import KernelCall
+from dflash2_mlx.kernels.dispatch import Dispatcher, dispatcher
 
 from .msl.address_spaces import check
 from .msl.build import Builder, why_not

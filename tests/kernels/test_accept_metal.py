@@ -1,6 +1,6 @@
 """metal/accept.metal, fed by metal/top_candidates.metal, against the twin: the same tokens with the same noise.
 
-The twin itself is held against exact laws by tests/test_law.py and tests/test_acceptance.py.
+The twin itself is held against exact laws by tests/sampling/test_law.py and tests/sampling/test_acceptance.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx import rng
-from dflash2_mlx.config import SamplingConfig
-from dflash2_mlx.kernels import _metal, _target_calls
-from dflash2_mlx.kernels.accept import Drafted, accept_twin
-from dflash2_mlx.kernels.top_candidates import top_candidates
+from dflash2_mlx.kernels.accept import accept_call
+from dflash2_mlx.kernels.top_candidates import top_candidates, top_candidates_call
+from dflash2_mlx.sampling import rng
+from dflash2_mlx.sampling.acceptance import Drafted, accept_twin
+from dflash2_mlx.sampling.config import SamplingConfig
 from tests.reference import acceptance, sampling
 
 
@@ -60,11 +60,11 @@ def run(on_metal, case: Case, **rules) -> tuple[np.ndarray, np.ndarray]:
     if case.dtype == mx.float32:
         logits, temperature = logits / temperature, 1.0
     flat = logits.reshape(-1, case.vocab)
-    lists = on_metal(_metal.top_candidates(flat.shape, case.k, case.vocab), [flat], **rules)
+    lists = on_metal(top_candidates_call(flat.shape, case.k, case.vocab), [flat], **rules)
     lists = [array.reshape(case.batch, case.rows, *array.shape[1:]) for array in lists]
     settings = mx.array([temperature, case.top_p, case.min_p], dtype=mx.float32)
     inputs = [*lists, drafted.tokens, drafted.candidates, drafted.q, start, keys, settings]
-    call = _target_calls.accept(lists[0].shape, case.drafted, case.vocab)
+    call = accept_call(lists[0].shape, case.drafted, case.vocab)
     return tuple(np.array(array) for array in on_metal(call, inputs, **rules))
 
 
@@ -137,7 +137,7 @@ def test_noise_of_every_id_is_that_of_the_generator(on_metal, vocab):
     start, keys = mx.arange(batch, dtype=mx.int32) * 31, rng.base_keys(5)
     q = mx.full((batch, 1, 1), 1e-6)
     settings = mx.array([1.0, 1.0, 0.0], dtype=mx.float32)
-    call = _target_calls.accept(lists[0].shape, 1, vocab)
+    call = accept_call(lists[0].shape, 1, vocab)
     count, got = on_metal(call, [*lists, tokens, tokens[..., None], q, start, keys, settings])
     noise = np.array(rng.gumbel(keys, rng.Purpose.RESIDUAL, start[:, None] + 2, vocab))[:, 0]
     pairs = np.array(ids[:, 0, 0])
@@ -155,7 +155,7 @@ def test_no_mass_left_falls_back_to_p(on_metal):
     q = mx.broadcast_to(mx.array([100.0, 0.5]), (32, 1, 2))
     start, keys = mx.arange(32, dtype=mx.int32), rng.base_keys(1)
     settings = mx.array([1.0, 1.0, 0.0], dtype=mx.float32)
-    call = _target_calls.accept(ids.shape, 2, 20)
+    call = accept_call(ids.shape, 2, 20)
     count, got = on_metal(call, [*lists, tokens, candidates, q, start, keys, settings])
     refused = np.array(count) == 0
     assert refused.sum() > 20
@@ -177,10 +177,10 @@ def test_address_spaces(on_metal, case):
     lists = [mx.zeros((case.batch, case.rows, 1, case.k), dtype=dtype) for dtype in (mx.float32, mx.int32)]
     _, start, drafted, keys = case.parts()
     inputs = [*lists, drafted.tokens, drafted.candidates, drafted.q, start, keys, mx.zeros(3)]
-    on_metal.check_address_spaces(_target_calls.accept(lists[0].shape, case.drafted, case.vocab), inputs)
+    on_metal.check_address_spaces(accept_call(lists[0].shape, case.drafted, case.vocab), inputs)
 
 
 @pytest.mark.parametrize(("k", "drafted"), [(0, 4), (33, 4), (4, 0), (4, 33)])
 def test_impossible_sizes_are_refused(k, drafted):
     with pytest.raises(ValueError, match="candidates: got"):
-        _target_calls.accept((1, 2, 2, k), drafted, 100)
+        accept_call((1, 2, 2, k), drafted, 100)

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.kernels.top_candidates import CandidateLists, candidate_lists, top_candidates
 
 

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from dflash2_mlx.drafter.conv import DynamicConv, NoConv
+from dflash2_mlx.drafters.dflash2.conv import DynamicConv, NoConv
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv, split_base
 from tests.reference import conv as reference

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal
-from dflash2_mlx.kernels.conv_add_norm import conv_add_norm
+from dflash2_mlx.kernels.call import KernelCall
+from dflash2_mlx.kernels.conv_add_norm import conv_add_norm, conv_add_norm_call
 from tests.reference import conv as reference
 
 # (channels, taps, channels per group): fewer channels than threads, a last turn that is not full, and whole turns.
@@ -26,9 +26,9 @@ def inputs(batch: int, rows: int, shape: tuple[int, int, int], dtype: mx.Dtype, 
     return [*arrays, mx.array(EPS, dtype=mx.float32)]
 
 
-def call_for(arrays: list[mx.array]) -> _metal.KernelCall:
+def call_for(arrays: list[mx.array]) -> KernelCall:
     y, _, base, delta, *_ = arrays
-    return _metal.conv_add_norm(y.shape, y.dtype, base.shape[1], y.shape[-1] // delta.shape[-1])
+    return conv_add_norm_call(y.shape, y.dtype, base.shape[1], y.shape[-1] // delta.shape[-1])
 
 
 def twin(arrays: list[mx.array]) -> tuple[mx.array, mx.array]:

@@ -15,12 +15,12 @@ from scipy import stats
 
 import dflash2_mlx as d2
 from dflash2_mlx import analysis
-from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, dispatcher
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.engine import Engine
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels.dispatch import KERNELS, OPT_IN, dispatcher
 from dflash2_mlx.kernels.select_walk import Selector, select
 from dflash2_mlx.kernels.top_candidates import candidate_lists
-from dflash2_mlx.load import Engine
-from dflash2_mlx.runtime import owner
 from tests.engines import scripted_engine, tiny_engine
 from tests.pairs import bootstrap_pair
 from tests.runs import PROMPT, lively_reply, lively_target, thinned

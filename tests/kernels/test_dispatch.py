@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.errors import ConfigError
-from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, Dispatcher, KernelMismatch, check_equal, parse_choices
-from dflash2_mlx.kernels._metal import KernelCall
+from dflash2_mlx.kernels.call import KernelCall
+from dflash2_mlx.kernels.dispatch import KERNELS, OPT_IN, Dispatcher, KernelMismatch, check_equal, parse_choices
 
 WALK, TENSOR = "select_walk", "qmm_rows_tensor"
 ORDINARY = tuple(name for name in KERNELS if name not in OPT_IN)

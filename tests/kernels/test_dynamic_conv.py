@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from dflash2_mlx.drafter.conv import DynamicConv
+from dflash2_mlx.drafters.dflash2.conv import DynamicConv
 from dflash2_mlx.kernels import dynamic_conv as kernel
 from tests.reference import conv as reference
 

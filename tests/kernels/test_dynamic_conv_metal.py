@@ -6,7 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal, dynamic_conv
+from dflash2_mlx.kernels import dynamic_conv
+from dflash2_mlx.kernels.call import KernelCall
+from dflash2_mlx.kernels.dynamic_conv import dynamic_conv_call
 from tests.reference import conv as reference
 from tests.runs import thinned
 
@@ -22,8 +24,8 @@ def inputs(batch: int, rows: int, shape: tuple[int, int, int], dtype: mx.Dtype, 
     return [mx.array(rng.normal(size=size).astype(np.float32)).astype(dtype) for size in sizes]
 
 
-def call_for(x: mx.array, base: mx.array, delta: mx.array, side: int) -> _metal.KernelCall:
-    return _metal.dynamic_conv(x.shape, x.dtype, base.shape[1], x.shape[-1] // delta.shape[-1], side)
+def call_for(x: mx.array, base: mx.array, delta: mx.array, side: int) -> KernelCall:
+    return dynamic_conv_call(x.shape, x.dtype, base.shape[1], x.shape[-1] // delta.shape[-1], side)
 
 
 def twin(x: mx.array, base: mx.array, delta: mx.array, side: int) -> mx.array:

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.errors import SettingError
-from dflash2_mlx.kernels import _dispatch
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.kernels.few_row_attention import Sight, few_row_attention, fused_by_mlx, mask_of, race_key, wanted
 
 LARGE = {"heads": 24, "kv_heads": 4, "dim": 256}  # six query heads for each K/V head

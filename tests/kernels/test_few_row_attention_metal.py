@@ -8,8 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _target_calls
-from dflash2_mlx.kernels.few_row_attention import attention_twin, mask_of
+from dflash2_mlx.kernels.accept import KernelCall
+from dflash2_mlx.kernels.few_row_attention import (
+    attention_twin,
+    few_row_attention_call,
+    few_row_merge_call,
+    mask_of,
+    part_count,
+)
 from tests.reference.attention import attend, seen_rows
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
@@ -52,9 +58,9 @@ class Case:
         start = mx.array([self.start(sequence) for sequence in range(self.batch)], dtype=mx.int32)
         return [*wide, start, mx.array([self.base], dtype=mx.int32)]
 
-    def call(self) -> _target_calls.KernelCall:
+    def call(self) -> KernelCall:
         queries, keys, *_ = self.arrays()
-        return _target_calls.few_row_attention(
+        return few_row_attention_call(
             queries.shape,
             keys.shape,
             self.dtype,
@@ -91,7 +97,7 @@ def run_on(on_metal, case: Case, arrays: list[mx.array], **rules) -> mx.array:
     parts, queries = out.shape[0], arrays[0]
     if parts == 1:
         return out[0]
-    merge = _target_calls.few_row_merge(parts, queries.shape, case.dtype)
+    merge = few_row_merge_call(parts, queries.shape, case.dtype)
     inputs = [out.reshape(parts, -1, case.dim), bounds.reshape(parts, -1, 2)]
     return on_metal(merge, inputs, **rules)[0].reshape(queries.shape)
 
@@ -169,21 +175,19 @@ def test_a_rows_numbers_depend_neither_on_the_pass_nor_on_spare_room(on_metal, c
     for rows in (2, 5):
         fewer = replace(case, rows=rows)
         queries = arrays[0][:, :, :rows]
-        call = _target_calls.few_row_attention(
-            queries.shape, arrays[1].shape, F32, window=case.window, sink=0, causal=True
-        )
+        call = few_row_attention_call(queries.shape, arrays[1].shape, F32, window=case.window, sink=0, causal=True)
         out, bounds = on_metal(call, [queries, *arrays[1:]])
         if out.shape[0] > 1:
-            merge = _target_calls.few_row_merge(out.shape[0], queries.shape, F32)
+            merge = few_row_merge_call(out.shape[0], queries.shape, F32)
             parts = [a.reshape(len(out), -1, a.shape[-1]) for a in (out, bounds)]
             out = on_metal(merge, parts)[0].reshape(1, *queries.shape)
         np.testing.assert_array_equal(wide(out[0]), whole[:, :, : fewer.rows])
     # Room after the pass, up to more parts than before.
     roomy = mx.zeros((*arrays[1].shape[:2], 900, case.dim))
     grown = [mx.slice_update(roomy, array, mx.array([0]), axes=(2,)) for array in arrays[1:3]]
-    call = _target_calls.few_row_attention(arrays[0].shape, roomy.shape, F32, window=case.window, sink=0, causal=True)
+    call = few_row_attention_call(arrays[0].shape, roomy.shape, F32, window=case.window, sink=0, causal=True)
     out, bounds = on_metal(call, [arrays[0], *grown, *arrays[3:]])
-    merge = _target_calls.few_row_merge(len(out), arrays[0].shape, F32)
+    merge = few_row_merge_call(len(out), arrays[0].shape, F32)
     merged = on_metal(merge, [a.reshape(len(out), -1, a.shape[-1]) for a in (out, bounds)])[0]
     np.testing.assert_allclose(wide(merged.reshape(whole.shape)), whole, rtol=0, atol=1e-6)
 
@@ -208,12 +212,12 @@ def test_with_fixed_parts_a_row_depends_on_nothing_but_what_it_sees(on_metal, ca
         """Rows skip.. of the pass as a pass of their own, over buffers that begin and end elsewhere."""
         moved = [mx.pad(array[:, :, drop:], [(0, 0), (0, 0), (0, room), (0, 0)]) for array in (keys, values)]
         part = queries[:, :, skip : skip + rows]
-        call = _target_calls.few_row_attention(
+        call = few_row_attention_call(
             part.shape, moved[0].shape, F32, window=case.window, sink=0, causal=True, fixed=True
         )
         base = mx.array([case.base + drop], dtype=mx.int32)
         out, bounds = on_metal(call, [part, *moved, start + skip, base], **rules)
-        merge = _target_calls.few_row_merge(len(out), part.shape, F32)
+        merge = few_row_merge_call(len(out), part.shape, F32)
         (got,) = on_metal(merge, [a.reshape(len(out), -1, a.shape[-1]) for a in (out, bounds)], **rules)
         np.testing.assert_array_equal(wide(got.reshape(part.shape)), wide(whole)[:, :, skip : skip + rows])
 
@@ -234,7 +238,7 @@ def test_parts_of_very_different_scores(on_metal, parts):
     most[-1], most[0], totals[0], sums[0] = 200, -np.inf, 0, 0
     bounds = np.stack([most, totals], axis=-1)
     arrays = [mx.array(array.astype(np.float32)) for array in (sums, bounds)]
-    (got,) = on_metal(_target_calls.few_row_merge(parts, (1, 1, 3, 40), F32), arrays)
+    (got,) = on_metal(few_row_merge_call(parts, (1, 1, 3, 40), F32), arrays)
     np.testing.assert_allclose(wide(got), sums[-1] / totals[-1][:, None], rtol=1e-5)
 
 
@@ -260,7 +264,7 @@ def test_no_rule_of_memory_is_broken(on_metal, sanitizer):
 def test_address_spaces(on_metal, case):
     on_metal.check_address_spaces(case.call(), case.arrays())
     # Few numbers are passed in another way.
-    merge = _target_calls.few_row_merge(2, (1, 1, 1, 2), F32)
+    merge = few_row_merge_call(2, (1, 1, 1, 2), F32)
     for rows in (1, 9):
         on_metal.check_address_spaces(merge, [mx.zeros((2, rows, 2)), mx.zeros((2, rows, 2))])
 
@@ -268,20 +272,20 @@ def test_address_spaces(on_metal, case):
 def test_impossible_shapes_are_refused():
     for queries, keys in (((1, 3, 2, 8), (1, 2, 4, 8)), ((1, 2, 2, 300), (1, 2, 4, 300)), ((1, 2, 2, 8), (1, 2, 0, 8))):
         with pytest.raises(ValueError, match="few_row_attention: got"):
-            _target_calls.few_row_attention(queries, keys, F32, window=None, sink=0, causal=True)
+            few_row_attention_call(queries, keys, F32, window=None, sink=0, causal=True)
 
 
 def test_fixed_parts_are_counted_from_position_0():
     def parts(capacity: int, window: int | None = None) -> int:
         shapes = (1, 1, 2, 8), (1, 1, capacity, 8)
-        call = _target_calls.few_row_attention(*shapes, F32, window=window, sink=0, causal=True, fixed=True)
+        call = few_row_attention_call(*shapes, F32, window=window, sink=0, causal=True, fixed=True)
         return call.output_shapes[0][0]
 
     assert [parts(n) for n in (1, 512, 513, 10**5)] == [2, 2, 3, 391]
     assert [parts(n, window=9) for n in (1, 256, 257, 512)] == [2, 2, 3, 3]  # the first one may have begun before
     with pytest.raises(ValueError, match="got a sink of 3 with parts at fixed positions"):
-        _target_calls.few_row_attention((1, 1, 2, 8), (1, 1, 9, 8), F32, window=4, sink=3, causal=True, fixed=True)
+        few_row_attention_call((1, 1, 2, 8), (1, 1, 9, 8), F32, window=4, sink=3, causal=True, fixed=True)
 
 
 def test_parts_are_few_and_grow_with_the_buffer():
-    assert [_target_calls.part_count(n) for n in (1, 128, 129, 4096, 4097, 32768, 10**6)] == [1, 1, 2, 32, 17, 32, 31]
+    assert [part_count(n) for n in (1, 128, 129, 4096, 4097, 32768, 10**6)] == [1, 1, 2, 32, 17, 32, 31]

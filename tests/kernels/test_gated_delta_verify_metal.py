@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _target_calls
-from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_twin
+from dflash2_mlx.kernels.accept import KernelCall
+from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_twin, gated_delta_verify_call
 from tests.reference import gated_delta
 
 F32, BF16 = mx.float32, mx.bfloat16
@@ -54,9 +54,9 @@ class Case:
         state, old, keep, new = self.parts()
         return [state, old.k, old.v, old.g, old.beta, keep, new.q, new.k, new.v, new.g, new.beta]
 
-    def call(self) -> _target_calls.KernelCall:
+    def call(self) -> KernelCall:
         arrays = self.arrays()
-        return _target_calls.gated_delta_verify(arrays[0].shape, arrays[7].shape, self.dtype)
+        return gated_delta_verify_call(arrays[0].shape, arrays[7].shape, self.dtype)
 
     def by_reference(self) -> tuple[np.ndarray, np.ndarray]:
         """y [B, L, Hv, Dv] and stored [B, Hv, Dv, Dk]."""
@@ -123,7 +123,7 @@ def test_rows_do_not_depend_on_those_after_them(on_metal):
     arrays = case.arrays()
     for rows in (1, 4):
         fewer = [*arrays[:6], *(array[:, :rows] for array in arrays[6:])]
-        got = on_metal(_target_calls.gated_delta_verify(fewer[0].shape, fewer[7].shape, F32), fewer)
+        got = on_metal(gated_delta_verify_call(fewer[0].shape, fewer[7].shape, F32), fewer)
         np.testing.assert_array_equal(wide(got[0]), wide(whole[0])[:, :rows])
         np.testing.assert_array_equal(wide(got[1]), wide(whole[1]))
 
@@ -159,4 +159,4 @@ def test_address_spaces(on_metal, case):
 def test_impossible_shapes_are_refused():
     for state, keys in (((1, 3, 4, 32), (1, 2, 2, 32)), ((1, 2, 4, 48), (1, 2, 2, 48))):
         with pytest.raises(ValueError, match="gated_delta_verify: got"):
-            _target_calls.gated_delta_verify(state, keys, F32)
+            gated_delta_verify_call(state, keys, F32)

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _metal, _metal_qmm, _target_calls
-from dflash2_mlx.kernels._source import CHECKOUT, PACKAGED, kernel_source
+from dflash2_mlx.kernels import qmm_calls as _metal_qmm
+from dflash2_mlx.kernels.accept import accept_call
+from dflash2_mlx.kernels.conv_add_norm import conv_add_norm_call
+from dflash2_mlx.kernels.dynamic_conv import dynamic_conv_call
+from dflash2_mlx.kernels.few_row_attention import few_row_attention_call, few_row_merge_call
+from dflash2_mlx.kernels.gated_delta_verify import gated_delta_verify_call
+from dflash2_mlx.kernels.norm_rope import norm_rope_call
+from dflash2_mlx.kernels.select_walk import select_walk_call
+from dflash2_mlx.kernels.source import CHECKOUT, PACKAGED, kernel_source
+from dflash2_mlx.kernels.top_candidates import top_candidates_call
 
 CALLS = [
-    _metal.dynamic_conv((2, 8, 5120), mx.bfloat16, 2, 16, 0),
-    _metal.conv_add_norm((2, 8, 5120), mx.bfloat16, 2, 16),
-    _metal.top_candidates((7, 248320), 16, 248077),
-    _metal.select_walk((1, 7, 31, 16), 256, True),
-    _metal.norm_rope((2, 8, 48, 128), mx.bfloat16, 40),
+    dynamic_conv_call((2, 8, 5120), mx.bfloat16, 2, 16, 0),
+    conv_add_norm_call((2, 8, 5120), mx.bfloat16, 2, 16),
+    top_candidates_call((7, 248320), 16, 248077),
+    select_walk_call((1, 7, 31, 16), 256, True),
+    norm_rope_call((2, 8, 48, 128), mx.bfloat16, 40),
     _metal_qmm.quantized_tile((16, 5120, 17408), mx.bfloat16, 64, 4, False),
     _metal_qmm.quantized_matrix((8, 5120, 17408), mx.bfloat16, 64, 4, True),
     _metal_qmm.quantized_tensor((8, 5120, 17408), mx.bfloat16, 64, 8, False),
-    _target_calls.few_row_attention((2, 24, 8, 256), (2, 4, 5000, 256), mx.bfloat16, window=None, sink=0, causal=True),
-    _target_calls.few_row_merge(20, (2, 24, 8, 256), mx.bfloat16),
-    _target_calls.gated_delta_verify((2, 48, 128, 128), (2, 8, 16, 128), mx.bfloat16),
-    _target_calls.accept((2, 8, 31, 20), 16, 248320),
+    few_row_attention_call((2, 24, 8, 256), (2, 4, 5000, 256), mx.bfloat16, window=None, sink=0, causal=True),
+    few_row_merge_call(20, (2, 24, 8, 256), mx.bfloat16),
+    gated_delta_verify_call((2, 48, 128, 128), (2, 8, 16, 128), mx.bfloat16),
+    accept_call((2, 8, 31, 20), 16, 248320),
 ]
 
 
@@ -80,19 +89,18 @@ def test_grids_count_threads():
 def test_lengths_that_change_from_call_to_call_are_no_template_values():
     # Metal compiles once for each set of template values.
     for rows in (1, 2, 16):
-        assert _metal.dynamic_conv((1, rows, 5120), mx.bfloat16, 2, 16, 0).template == CALLS[0].template
-        assert _metal.conv_add_norm((1, rows, 5120), mx.bfloat16, 2, 16).template == CALLS[1].template
-        assert _metal.top_candidates((rows, 248320), 16, 248077).template == CALLS[2].template
-        assert _metal.select_walk((1, rows, 31, 16), 256, True).template == CALLS[3].template
-        assert _metal.norm_rope((1, rows, 48, 128), mx.bfloat16, 40).template == CALLS[4].template
+        assert dynamic_conv_call((1, rows, 5120), mx.bfloat16, 2, 16, 0).template == CALLS[0].template
+        assert conv_add_norm_call((1, rows, 5120), mx.bfloat16, 2, 16).template == CALLS[1].template
+        assert top_candidates_call((rows, 248320), 16, 248077).template == CALLS[2].template
+        assert select_walk_call((1, rows, 31, 16), 256, True).template == CALLS[3].template
+        assert norm_rope_call((1, rows, 48, 128), mx.bfloat16, 40).template == CALLS[4].template
         assert (
-            _target_calls.gated_delta_verify((1, 48, 128, 128), (1, rows, 16, 128), mx.bfloat16).template
-            == CALLS[10].template
+            gated_delta_verify_call((1, 48, 128, 128), (1, rows, 16, 128), mx.bfloat16).template == CALLS[10].template
         )
-        assert _target_calls.accept((1, rows, 31, 20), 16, 248320).template == CALLS[11].template
+        assert accept_call((1, rows, 31, 20), 16, 248320).template == CALLS[11].template
     for capacity in (130, 3000, 10**6):
         assert attention(8, capacity) == CALLS[8].template
-        assert _target_calls.few_row_merge(7, (1, 24, 3, 256), mx.bfloat16).template == CALLS[9].template
+        assert few_row_merge_call(7, (1, 24, 3, 256), mx.bfloat16).template == CALLS[9].template
     # Rows count by powers of two: eight SIMD-groups serve 6 to 10 rows of six query heads.
     assert len({attention(rows, 3000) for rows in range(2, 17)}) == 3
 
@@ -100,12 +108,12 @@ def test_lengths_that_change_from_call_to_call_are_no_template_values():
 def attention(rows: int, capacity: int) -> tuple:
     """Template of the call for a 27B model."""
     shapes = (1, 24, rows, 256), (1, 4, capacity, 256)
-    return _target_calls.few_row_attention(*shapes, mx.bfloat16, window=None, sink=0, causal=True).template
+    return few_row_attention_call(*shapes, mx.bfloat16, window=None, sink=0, causal=True).template
 
 
 def test_nothing_is_made_at_import(monkeypatch):
     monkeypatch.setattr(mx.fast, "metal_kernel", None)
-    importlib.reload(_metal)
+    importlib.reload(sys.modules["dflash2_mlx.kernels.call"])
 
 
 def test_a_header_is_handed_over_where_there_is_one():

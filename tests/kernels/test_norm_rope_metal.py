@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal
-from dflash2_mlx.kernels.norm_rope import norm_rope_twin
+from dflash2_mlx.kernels.call import KernelCall
+from dflash2_mlx.kernels.norm_rope import norm_rope_call, norm_rope_twin
 from tests.reference.drafter import rms_norm, rope
 
 # (heads of a row, heads used, head size): fewer pairs than lanes, a last turn that is not full, whole turns.
@@ -29,8 +29,8 @@ def inputs(batch: int, rows: int, shape: tuple[int, int, int], dtype: mx.Dtype, 
     return [*arrays, start, mx.array([EPS, math.log2(THETA)], dtype=mx.float32)]
 
 
-def call_for(arrays: list[mx.array]) -> _metal.KernelCall:
-    return _metal.norm_rope(arrays[0].shape, arrays[0].dtype, arrays[1].shape[0])
+def call_for(arrays: list[mx.array]) -> KernelCall:
+    return norm_rope_call(arrays[0].shape, arrays[0].dtype, arrays[1].shape[0])
 
 
 def twin(arrays: list[mx.array]) -> mx.array:
@@ -98,4 +98,4 @@ def test_address_spaces(on_metal, shape):
 @pytest.mark.parametrize(("heads", "dim"), [(0, 8), (4, 8), (1, 7)])
 def test_impossible_shapes_are_refused(heads, dim):
     with pytest.raises(ValueError, match="norm_rope: got"):
-        _metal.norm_rope((1, 2, 3, dim), mx.float32, heads)
+        norm_rope_call((1, 2, 3, dim), mx.float32, heads)

@@ -6,18 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx import rng
-from dflash2_mlx.config import SamplingConfig
-from dflash2_mlx.kernels._dispatch import KERNELS, dispatcher
-from dflash2_mlx.kernels.accept import Drafted, accept, accept_twin
-from dflash2_mlx.kernels.accept import wanted as accept_wanted
 from dflash2_mlx.kernels.conv_add_norm import AFTER, add_norm, conv_add_norm
+from dflash2_mlx.kernels.dispatch import KERNELS, dispatcher
 from dflash2_mlx.kernels.dynamic_conv import convolve, dynamic_conv, split_base
 from dflash2_mlx.kernels.few_row_attention import Sight, attention_twin, few_row_attention, mask_of
 from dflash2_mlx.kernels.gated_delta_verify import Rows, gated_delta_twin, gated_delta_verify
 from dflash2_mlx.kernels.norm_rope import norm_rope, norm_rope_twin
 from dflash2_mlx.kernels.select_walk import Selector, select, select_twin
 from dflash2_mlx.kernels.top_candidates import candidate_lists, top_candidates
+from dflash2_mlx.sampling import rng
+from dflash2_mlx.sampling.acceptance import Drafted, accept, accept_twin
+from dflash2_mlx.sampling.acceptance import wanted as accept_wanted
+from dflash2_mlx.sampling.config import SamplingConfig
 
 BATCH, ROWS, CHANNELS, GROUP = 2, 5, 24, 4
 

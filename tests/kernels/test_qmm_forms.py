@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.chips import Chip, read_chip
+from dflash2_mlx.device.chips import Chip, read_chip
 from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TENSOR, TILE, Product, default_form, modelled_costs
 
 M1_PRO, M3_MAX, M4_PRO = (read_chip(f"applegpu_{name}") for name in ("g13s", "g15s", "g16s"))

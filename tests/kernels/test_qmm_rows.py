@@ -6,10 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.chips import read_chip
+from dflash2_mlx.device.chips import read_chip
 from dflash2_mlx.errors import SettingError
-from dflash2_mlx.kernels import _dispatch, qmm_rows
-from dflash2_mlx.kernels._dispatch import dispatcher
+from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels import qmm_rows
+from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.kernels.qmm_forms import MATRIX, PAD, STOCK, TENSOR, TILE
 from dflash2_mlx.kernels.qmm_rows import Packed, by_rows, quantized_rows, random_product, run_form, stock_product
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal_qmm
-from dflash2_mlx.kernels._metal import KernelCall
+from dflash2_mlx.kernels import qmm_calls as _metal_qmm
+from dflash2_mlx.kernels.call import KernelCall
 from dflash2_mlx.kernels.qmm_forms import MATRIX, TENSOR, TILE
 from dflash2_mlx.kernels.qmm_rows import Packed, by_rows, call_for
 from tests.reference.quantized import dequantize, product

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.chips import read_chip
-from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.device.chips import read_chip
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.engine import Engine
 from dflash2_mlx.kernels import qmm_rows
-from dflash2_mlx.kernels._dispatch import KERNELS, OPT_IN, dispatcher
-from dflash2_mlx.load import Engine
-from dflash2_mlx.row_layers import RowsEmbedding, RowsLinear, row_layers
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.kernels.dispatch import KERNELS, OPT_IN, dispatcher
+from dflash2_mlx.layers.quantized import RowsEmbedding, RowsLinear, row_layers
 from dflash2_mlx.targets.registry import make_target
 from tests.engines import tiny_engine
 from tests.runs import PROMPT, lively_model, slow_unless, target_config
@@ -29,7 +29,7 @@ from tests.tiny import make_tiny_drafter
 from .test_decoder_on_metal import assert_all_ran, replies
 
 TEXT = [31, 28, 270]  # "85 =", without the template's many rows
-load_module = importlib.import_module("dflash2_mlx.load")  # the package has a function of that name
+load_module = importlib.import_module("dflash2_mlx.engine")  # the package has a function of that name
 PAIR = ("qmm_rows", "qmm_rows_mma")
 
 

@@ -8,9 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal
-from dflash2_mlx.kernels.select_walk import edge_scores, select_walk
-from dflash2_mlx.kernels.top_candidates import top_candidates
+from dflash2_mlx.kernels.select_walk import edge_scores, select_walk, select_walk_call
+from dflash2_mlx.kernels.top_candidates import top_candidates, top_candidates_call
 
 from .test_select_walk import SHAPES, T2, Inputs, random_inputs
 
@@ -52,10 +51,10 @@ def run(on_metal, inputs: Inputs, k: int, temperature: float = 0.0, *, rules=(),
     rules = dict(rules)
     logits = mx.array(inputs.logits, dtype=mx.float32)
     flat = logits.reshape(-1, logits.shape[-1])
-    lists = on_metal(_metal.top_candidates(flat.shape, k, flat.shape[1]), [flat], **rules)
+    lists = on_metal(top_candidates_call(flat.shape, k, flat.shape[1]), [flat], **rules)
     candidates, _ = top_candidates(logits, k)
     arguments = walk_arguments(inputs, lists, candidates, temperature, **settings)
-    call = _metal.select_walk(arguments[0].shape, inputs.gates.shape[-1], temperature > 0)
+    call = select_walk_call(arguments[0].shape, inputs.gates.shape[-1], temperature > 0)
     return Result(*map(np.array, on_metal(call, arguments, **rules)))
 
 
@@ -201,7 +200,7 @@ def test_lists_that_are_merged_already(on_metal):
     candidates, unary = top_candidates(mx.array(inputs.logits, dtype=mx.float32), 16)
     lists = [array.reshape(10, 1, 16) for array in (unary, candidates)]
     arguments = walk_arguments(inputs, lists, candidates, 1.2)
-    got = on_metal(_metal.select_walk(arguments[0].shape, 20, True), arguments)
+    got = on_metal(select_walk_call(arguments[0].shape, 20, True), arguments)
     check(Result(*map(np.array, got)), inputs, 16, 1.2)
 
 
@@ -230,7 +229,7 @@ def test_address_spaces(on_metal, sampled):
         lists = [mx.zeros((batch * positions, 1, k)), mx.zeros((batch * positions, 1, k), dtype=mx.int32)]
         candidates = lists[1].reshape(batch, positions, k)
         arguments = walk_arguments(inputs, lists, candidates, float(sampled))
-        on_metal.check_address_spaces(_metal.select_walk(arguments[0].shape, rank, sampled), arguments)
+        on_metal.check_address_spaces(select_walk_call(arguments[0].shape, rank, sampled), arguments)
 
 
 @pytest.mark.slow

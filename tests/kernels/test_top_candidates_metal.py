@@ -6,12 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import _metal
+from dflash2_mlx.kernels.top_candidates import TOP_EACH, TOP_THREADS, top_candidates_call
 from dflash2_mlx.kernels.top_candidates import top_candidates as twin
 from tests.reference.selector import top_candidates as reference
 from tests.runs import thinned
 
-BLOCK = _metal.TOP_THREADS * _metal.TOP_EACH
+BLOCK = TOP_THREADS * TOP_EACH
 # Around the borders of a lane's turn, a SIMD-group's part and a block.
 SIZES = [5, 31, 33, 1023, 1025, BLOCK - 1, BLOCK, BLOCK + 1, 20011]
 
@@ -24,7 +24,7 @@ def check(on_metal, logits: mx.array, k: int, vocab_size: int | None = None, **s
     """The lists of every block to the bit, and together the twin's answer."""
     size = logits.shape[-1]
     vocab = min(vocab_size or size, size)
-    values, ids = map(np.array, on_metal(_metal.top_candidates(logits.shape, k, vocab), [logits], **settings))
+    values, ids = map(np.array, on_metal(top_candidates_call(logits.shape, k, vocab), [logits], **settings))
     rows = np.array(logits.astype(mx.float32))
     for row, (block_values, block_ids) in enumerate(zip(values, ids, strict=True)):
         for block in range(ids.shape[1]):
@@ -93,9 +93,9 @@ def test_padding_rows_of_the_head_are_never_picked(on_metal, padding):
 def test_a_second_pass_merges_the_lists(on_metal):
     # Lists are ordered, so the position in them breaks ties as the id does; -1 entries come last of all.
     for logits in (mx.round(3 * normal(3, 20011)), mx.where(mx.arange(BLOCK + 3) > 2, -mx.inf, normal(2, BLOCK + 3))):
-        lists = on_metal(_metal.top_candidates(logits.shape, 16, logits.shape[1]), [logits])
+        lists = on_metal(top_candidates_call(logits.shape, 16, logits.shape[1]), [logits])
         values, ids = (array.reshape(len(logits), -1) for array in lists)
-        merged, at = on_metal(_metal.top_candidates(values.shape, 16, values.shape[1]), [values])
+        merged, at = on_metal(top_candidates_call(values.shape, 16, values.shape[1]), [values])
         want = twin(logits, 16)
         np.testing.assert_array_equal(mx.take_along_axis(ids, at[:, 0], axis=-1), want[0])
         np.testing.assert_array_equal(merged[:, 0], want[1])
@@ -103,9 +103,9 @@ def test_a_second_pass_merges_the_lists(on_metal):
 
 def test_fewer_ids_than_candidates_are_refused():
     with pytest.raises(ValueError, match=r"candidates: got 6, expected 1\.\.5"):
-        _metal.top_candidates((1, 9), 6, 5)
+        top_candidates_call((1, 9), 6, 5)
     with pytest.raises(ValueError, match=r"candidates: got 33, expected 1\.\.32"):
-        _metal.top_candidates((1, 99), 33, 99)
+        top_candidates_call((1, 99), 33, 99)
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
@@ -116,7 +116,7 @@ def test_no_rule_of_memory_is_broken(on_metal, sanitizer):
 
 def test_address_spaces(on_metal):
     for logits in (normal(1, 7), normal(3, 20011).astype(mx.bfloat16)):
-        on_metal.check_address_spaces(_metal.top_candidates(logits.shape, 4, logits.shape[-1]), [logits])
+        on_metal.check_address_spaces(top_candidates_call(logits.shape, 4, logits.shape[-1]), [logits])
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import mlx.core as mx
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 from tests.engines import settled_bytes, tiny_engine
 from tests.runs import PROMPT, lively_target, slow_unless, thinned
 from tests.tiny import make_tiny_drafter

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.runtime import owner
-from dflash2_mlx.text import render_prompt
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.generation.text import render_prompt
 from tests.engines import SpellingTokenizer, tiny_engine
 from tests.runs import lively_target
 from tests.tiny import make_tiny_drafter

@@ -16,7 +16,7 @@ import pytest
 from dflash2_mlx.errors import CheckpointError
 from dflash2_mlx.prefix_cache.disk import DiskStore
 from dflash2_mlx.prefix_cache.files import read_file, read_file_header, write_file
-from dflash2_mlx.prefix_cache.frozen import FrozenSnapshot, HostTensor, Layout
+from dflash2_mlx.prefix_cache.snapshot import FrozenSnapshot, HostTensor, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20

@@ -8,8 +8,9 @@ import pytest
 from mlx_lm.tuner.lora import LoRALinear
 
 from dflash2_mlx.errors import SettingError
-from dflash2_mlx.kernels._dispatch import dispatcher
-from dflash2_mlx.targets import adapter, gated_delta
+from dflash2_mlx.kernels.dispatch import dispatcher
+from dflash2_mlx.layers import gated_delta
+from dflash2_mlx.targets import layer_loop as adapter
 from dflash2_mlx.targets.registry import make_target
 from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401
 from tests.runs import target_config

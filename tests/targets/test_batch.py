@@ -7,9 +7,9 @@ import random
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx import buffers
-from dflash2_mlx.drafter.context import DrafterContext
-from dflash2_mlx.targets.caches import TargetState
+from dflash2_mlx.drafters.dflash2.context import DrafterContext
+from dflash2_mlx.layers import kv_cache as buffers
+from dflash2_mlx.targets.state import TargetState
 from tests.runs import FAMILIES, assert_same_rows, formats, lively_target, thinned
 from tests.tiny import make_tiny_drafter
 

@@ -6,10 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from dflash2_mlx.drafter.config import DrafterConfig
+from dflash2_mlx.checkpoints.configs import check_pair
+from dflash2_mlx.drafters.dflash2.config import DrafterConfig
 from dflash2_mlx.errors import ConfigError, PairError
-from dflash2_mlx.pairing import check_pair
-from dflash2_mlx.targets.adapter import FULL, LayerLoopTarget
+from dflash2_mlx.targets.layer_loop import FULL, LayerLoopTarget
 from tests.runs import FAMILIES, assert_same_rows, lively_model, lively_target, target_config
 from tests.tiny import LAYERS, drafter_config
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from dflash2_mlx.drafter.model import DraftModel
+from dflash2_mlx.drafters.dflash2.model import DraftModel
 from dflash2_mlx.kernels.top_candidates import top_candidates
 from dflash2_mlx.targets.base import Target
 from dflash2_mlx.training import BlockBatch, Document, position_weights

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx.training import block_hidden, forward
-from tests.drafter.test_model import TABLES, VARIANTS, taps
+from tests.drafters.test_model import TABLES, VARIANTS, taps
 from tests.tiny import make_tiny_drafter
 from tests.training import one_by_one
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.pairing import check_pair
+from dflash2_mlx.checkpoints.configs import check_pair
+from dflash2_mlx.checkpoints.drafter_weights import expected_shapes
 from dflash2_mlx.training import (
     DrafterShape,
     TrainSettings,
@@ -17,7 +18,6 @@ from dflash2_mlx.training import (
     new_drafter,
     parameter_count,
 )
-from dflash2_mlx.weights import expected_shapes
 from tests.pairs import bootstrap_pair
 from tests.tiny import TARGET_CONFIGS
 

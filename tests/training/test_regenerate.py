@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.rounds import Request
-from dflash2_mlx.runtime import owner
-from dflash2_mlx.session import PlainSession
+from dflash2_mlx.decode.request import Request
+from dflash2_mlx.decode.session import PlainSession
+from dflash2_mlx.device.runtime import owner
 from dflash2_mlx.training import (
     Item,
     ReplySettings,

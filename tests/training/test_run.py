@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 from dflash2_mlx.training import (
     Document,
     DrafterShape,

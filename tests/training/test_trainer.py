@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 import dflash2_mlx as d2
 from dflash2_mlx import training
-from dflash2_mlx.rounds import Request
-from dflash2_mlx.session import DFlash2Session
+from dflash2_mlx.decode.request import Request
+from dflash2_mlx.decode.session import DFlash2Session
 from dflash2_mlx.training import (
     Document,
     Trainer,

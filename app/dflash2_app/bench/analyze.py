@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console.output import Output
 from ..errors import UsageError
-from ..output import Output
 from .analyze_picture import draw_analysis
 from .analyze_text import analysis_lines
 from .sets import Prompt

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..settings.store import Store
 
 if TYPE_CHECKING:
-    from ..engine import Setup
+    from ..engine.setup import Setup
     from ..settings.paths import Base
 
 KEY = "dflash_block_size"

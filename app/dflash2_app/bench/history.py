@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AppError
-from ..whole_file import write_whole
+from ..files import write_whole
 
 MOST_RUNS = 50
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]{1,3})?")

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
+from ..engine.thinking import ThinkingSplitter
 from ..errors import AppError
-from ..thinking import ThinkingSplitter
 from .figures import SEPARATOR, Totals, counted, figures, numbers
-from .interrupt import Stop, interrupts_ask
+from .reader import Stop, interrupts_ask
 from .record import Chat, Message
 from .settings import ReplySettings
 from .store import ANY, ChangedElsewhere, ChatStore

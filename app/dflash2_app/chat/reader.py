@@ -5,9 +5,13 @@ Owns: keys, prompt and decoding. Knows nothing of what a line means.
 
 from __future__ import annotations
 
+import atexit
+import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from ..errors import UsageError
@@ -162,3 +166,66 @@ def _completer(complete: Callable[[str], Iterable[str]]) -> Any:
                 yield Completion(text, start_position=-len(word))
 
     return Slash()
+
+
+class Stop:
+    """Whether Ctrl-C was pressed."""
+
+    pressed = False
+
+
+@contextmanager
+def interrupts_ask(wanted: bool = True) -> Iterator[Stop]:
+    """Turn Ctrl-C into a question while the block runs; without `wanted` it interrupts as ever."""
+    stop = Stop()
+    if not wanted:
+        yield stop
+        return
+
+    def press(number: int, frame: FrameType | None) -> None:
+        if stop.pressed:
+            raise KeyboardInterrupt
+        stop.pressed = True
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class QuietKeyboard:
+    """Switches echo off and on again."""
+
+    def __init__(self, descriptor: int | None):
+        self._descriptor = descriptor
+        self._before: list[Any] | None = None
+        if descriptor is not None:
+            atexit.register(self.release)  # a shell must get its echo back whatever happens
+
+    def hold(self) -> None:
+        """Keep what is typed for later."""
+        if self._descriptor is None or self._before is not None:
+            return
+        import termios
+
+        self._before = termios.tcgetattr(self._descriptor)
+        quiet = list(self._before)
+        quiet[3] &= ~(termios.ECHO | termios.ICANON)
+        quiet[3] |= termios.NOFLSH  # Ctrl-C stops the reply; it must not throw away what was typed meanwhile
+        quiet[0] &= ~termios.ICRNL  # Enter must reach the next prompt as Enter, not as a line end to insert
+        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, quiet)
+
+    def release(self) -> None:
+        """Back to what it was."""
+        if self._before is None:
+            return
+        import termios
+
+        before, self._before = self._before, None
+        termios.tcsetattr(self._descriptor or 0, termios.TCSADRAIN, before)
+
+
+def quiet_keyboard() -> QuietKeyboard:
+    """The keyboard of this process; one that does nothing where there is no terminal to read from."""
+    return QuietKeyboard(sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None)

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import AppError
-from ..whole_file import write_whole
+from ..files import write_whole
 from .record import Chat
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..output import Output
-from ..thinking import Kind
+from ..console.output import Output
+from ..engine.thinking import Kind
 
 
 class View(Protocol):

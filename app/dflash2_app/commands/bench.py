@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..bench.analyze import REPEATS, TEMPERATURES, AnalysisOptions, run_analysis
+from ..bench.apply import check_pair_is_configured, write_block_size
 from ..bench.endpoint import Server
 from ..bench.pair import PairBench, draw_sample, empty_record, finish_record, template_args
 from ..bench.plot import check_plot, draw_measurement
@@ -22,10 +23,9 @@ from ..bench.record import claimed, settings_json, write_csv
 from ..bench.serving import Served, measure_server, summarize_server
 from ..bench.sets import MINI, PromptSet, load_set
 from ..bench.table import lines
-from ..errors import INTERRUPTED, AppError
-from ..machine import busy_note
-from ..output import Output, is_terminal
-from .bench_apply import apply_block_size, check_apply
+from ..console.output import Output, is_terminal
+from ..errors import INTERRUPTED, AppError, UsageError
+from ..reports.machine import busy_note
 from .bench_options import (
     AnalyzeOptions,
     DrawOptions,
@@ -38,8 +38,8 @@ from .bench_options import (
     refuse_beside_endpoint,
     sampling,
 )
-from .grouping import grouped
 from .options import ModelOptions
+from .parsers import grouped
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -305,3 +305,28 @@ def _stage(stage: measuring.Stage) -> str:
     temperature = stage.setting.temperature
     drawn = "the server's own sampling" if temperature is None else f"temperature {temperature:g}"
     return f"{drawn}, depth {stage.setting.depth}: {stage.doing}"
+
+
+def check_apply(models: ModelOptions) -> None:
+    """Refuse, before anything is measured, what could not be written after it.
+
+    Raises:
+        UsageError: no drafter is configured, or the drafter of this command is another one.
+        SettingsError: the settings cannot be read.
+    """
+    setup = models.prepare()
+    if models.drafter is not None:
+        raise UsageError(
+            f"--apply: got it beside --drafter {models.drafter}, expected the configured drafter",
+            hint=f"`dflash2-mlx settings set {setup.named.model_id} dflash_draft_model={models.drafter}`",
+        )
+    check_pair_is_configured(setup, None, option="--apply")
+
+
+def apply_block_size(models: ModelOptions, width: int | None) -> str:
+    """Write a model's block size to its settings and say so; None, the advice to decode plainly, writes nothing."""
+    from ..settings.paths import find_base
+
+    if width is None:
+        return "--apply: nothing is written: no block size is recommended"
+    return write_block_size(models.prepare(), find_base(models.base_path), width)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..chat.settings import DEFAULT_MAX_TOKENS, ReplySettings
+from ..console.output import Output, is_terminal
 from ..errors import AppError, UsageError
-from ..machine import first_use_note
-from ..output import Output, is_terminal
-from .grouping import grouped
+from ..reports.machine import first_use_note
 from .options import MINI, NO_DRAFTER, BlockSize, ModelOptions, SamplingOptions, Tune, VerifyMode, max_tokens, valued
-from .parsers import filled
+from .parsers import filled, grouped
 
 if TYPE_CHECKING:
     from ..chat.app import ChatApp

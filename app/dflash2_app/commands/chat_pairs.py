@@ -12,13 +12,13 @@ import typer
 
 from ..chat.settings import DEFAULT_MAX_TOKENS
 from ..chat.startup import PairChoice, Seams, decide, declined, look_around, offer_text
-from ..output import Output
+from ..console.output import Output
 from .options import MINI, NO_DRAFTER, ModelOptions
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-    from ..engine import Configured
+    from ..engine.model import Configured
 
 
 class Pairs:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..console.output import Output
 from ..errors import UsageError
-from ..output import Output
 from .options import valued
 from .parsers import one_integer_of, path
 

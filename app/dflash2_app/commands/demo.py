@@ -15,22 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..console.output import Output, is_terminal
 from ..errors import FAILED, UsageError
-from ..machine import first_use_note
-from ..output import Output, is_terminal
-from ..samples import sample_prompt
-from ..side_by_side import (
-    MODES,
-    SCREENFUL,
-    TITLES,
-    WARM_UP_TOKENS,
-    Blocks,
-    difference,
-    notes,
-    subject,
-)
-from .grouping import grouped
+from ..reports.machine import first_use_note
+from ..reports.samples import sample_prompt
+from ..reports.side_by_side import MODES, SCREENFUL, TITLES, WARM_UP_TOKENS, Blocks, difference, notes, subject
 from .options import ModelOptions, ReplyOptions, SamplingOptions, Seed, lossless_mode, max_tokens
+from .parsers import grouped
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
@@ -38,7 +29,8 @@ if TYPE_CHECKING:
 
     import dflash2_mlx as d2
 
-    from ..engine import Configured, Setup
+    from ..engine.model import Configured
+    from ..engine.setup import Setup
     from .demo_view import Lane
 
 _PANEL = "Output"
@@ -172,7 +164,7 @@ def _check_web(
     prompts: PromptOptions, reply: DemoReplyOptions, sampling: DemoSamplingOptions, others: dict[str, bool]
 ) -> None:
     """Refuse beside --web what the page cannot do, before anything is loaded."""
-    from ..web.pages.race import MOST_TEMPERATURE, MOST_TOKENS
+    from ..reports.side_by_side import MOST_TEMPERATURE, MOST_TOKENS
 
     for name, given in {**others, "--messages": prompts.messages is not None}.items():
         if given:

@@ -21,8 +21,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..charts import BAR_LINES, bar_chart
-from ..output import printable
+from ..console.charts import BAR_LINES, bar_chart
+from ..console.output import printable
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

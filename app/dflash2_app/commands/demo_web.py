@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from ..output import Output
+from ..console.output import Output
 
 if TYPE_CHECKING:
     from socket import socket
 
     import dflash2_mlx as d2
 
-    from ..engine import Configured
+    from ..engine.model import Configured
 
 HOST = "127.0.0.1"
 _BROWSER_AFTER_S = 0.3  # the socket listens already: a browser that is quicker only waits
@@ -68,13 +68,13 @@ def _open_browser(address: str, out: Output) -> None:
 def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket, base_path: Path | None) -> None:
     import dflash2_mlx as d2
 
-    from ..fit import weight_bytes
+    from ..engine.memory_fit import weight_bytes
     from ..web.app import make_app
-    from ..web.desk import Desk
-    from ..web.pool import ModelPool
-    from ..web.served import LoadedSource, Served
     from ..web.server import run
-    from ..web.service import Service
+    from ..web.serving.pool import ModelPool
+    from ..web.serving.queue import Desk
+    from ..web.serving.service import Service
+    from ..web.serving.source import LoadedSource, Served
 
     served = Served.of(configured.named.model_id, configured, config=config)
     pool = ModelPool([LoadedSource(served, weight_bytes=weight_bytes(configured.plan))])

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output, follow
+from ..engine.tuning import overview, overview_lines, plan_line, race_lines
 from ..errors import AppError, UsageError
-from ..machine import MOST_ROWS, examine, look, tune_pair
-from ..output import Output
+from ..reports.machine import MOST_ROWS, examine, look, tune_pair
 from ..settings.paths import find_base
-from ..tuning import overview, overview_lines, plan_line, race_lines
-from .grouping import grouped
 from .options import ModelOptions, valued
-from .parsers import integer
-from .progress import follow
+from .parsers import grouped, integer
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
@@ -76,7 +74,7 @@ def doctor(
 
 def _tune(found: dict[str, Any], engine: d2.Engine, folder: Path, out: Output) -> None:
     """Tune the pair first, so that what is timed afterwards runs as later loads will."""
-    from dflash2_mlx import tune
+    from dflash2_mlx import tuning as tune
 
     out.info(plan_line(tune.plan(engine)))
     try:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output
 from ..errors import UsageError
-from ..machine import first_use_note
-from ..output import Output
-from .grouping import grouped
+from ..reports.machine import first_use_note
 from .options import ModelOptions, ReplyOptions, SamplingOptions, valued
-from .parsers import integer, path
+from .parsers import grouped, integer, path
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-    from ..engine import Configured
+    from ..engine.model import Configured
 
 _PANEL = "Output"
 _output = valued(_PANEL)

@@ -8,16 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
+from ..console.output import Output, is_terminal
 from ..errors import AppError, UsageError
-from ..output import Output, is_terminal
-from .models_info import info
-from .models_options import DEFAULT_CONTEXT, BasePath, Context, Json
 from .models_pull import pull
-from .options import valued
+from .options import DEFAULT_CONTEXT, BaseFolder, Context, Json, ModelName, valued
 from .parsers import filled, integer, one_of
 
 SORT_NAMES = ("trending", "downloads", "likes", "created", "updated")  # the keys of models.hub.SORTS
+
+
 _KINDS = ("all", "target", "drafter", "other")
+
+
 _chosen = valued("Selection")
 
 models = typer.Typer(
@@ -31,7 +33,7 @@ ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", help="Hub ids 
 def list_models(
     kind: Annotated[str, _chosen("--kind", "|".join(_KINDS), "Only these", one_of(*_KINDS))] = "all",
     context: Context = DEFAULT_CONTEXT,
-    base_path: BasePath = None,
+    base_path: BaseFolder = None,
     json: Json = False,
 ) -> None:
     """Show the models on this machine: the Hub cache and the configured folders."""
@@ -121,7 +123,6 @@ def search(
             out.info("nothing found" + ("" if any_format else "; --any-format also shows models not marked for MLX"))
 
 
-models.command("info")(info)
 models.command("pull")(pull)
 
 
@@ -209,3 +210,54 @@ def verify(
                 hint=("" if delete_damaged else "--delete-damaged removes wrong files; ")
                 + "`dflash2-mlx models pull` fetches what is missing",
             )
+
+
+def info(
+    model: ModelName, context: Context = DEFAULT_CONTEXT, base_path: BaseFolder = None, json: Json = False
+) -> None:
+    """Show one model: what it is, what it takes, and whether it fits this machine."""
+    with Output() as out:
+        out.status(f"looking for {model}")
+        from ..manage.details import facts_of, look
+        from ..models.discover import discover
+        from ..models.places import find_places
+
+        looked = look(model, discover(find_places(base_path)).find(model))
+        for note in looked.notes:
+            out.note(note)
+        facts = facts_of(looked, context)
+        if json:
+            out.json(facts)
+        else:
+            _print_info(out, facts)
+
+
+def _print_info(out: Output, facts: dict[str, Any]) -> None:
+    from ..models.pull import gigabytes
+    from .models_view import show_facts
+
+    size, left = facts["size_bytes"], facts["download_bytes"]
+    show_facts(
+        out,
+        [
+            ("model", facts["name"]),
+            ("kind", facts["kind"]),
+            ("family", facts["family"]),
+            ("weights", None if facts["kind"] in ("other", "unknown") else facts["quantization"] or "full"),
+            ("context", facts["context_length"]),
+            ("block size", facts["block_size"]),
+            ("size", None if size is None else gigabytes(size)),
+            ("to fetch", None if left is None else (gigabytes(left) if left else "nothing, it is here")),
+            ("path", facts["path"]),
+            ("licence", facts["license"]),
+            ("gated", "its owner asks for an agreement before download" if facts["gated"] else None),
+            ("updated", facts["updated"]),
+            ("newer", "the Hub has a newer commit; `models pull` fetches it" if facts["newer_on_hub"] else None),
+            ("drafter", facts["drafter"] and f"{facts['drafter']} ({facts['drafter_reason']})"),
+            ("memory", facts["memory_text"]),
+            ("problem", facts["problem"]),
+        ],
+    )
+
+
+models.command("info")(info)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..output import Output
-from .models_options import DEFAULT_CONTEXT, Context, Json, ModelName
-from .options import valued
+from ..console.output import Output
+from .options import DEFAULT_CONTEXT, Context, Json, ModelName, valued
 from .parsers import filled
 
 if TYPE_CHECKING:

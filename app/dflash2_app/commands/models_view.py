@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ..console.output import Output, is_terminal, printable
 from ..models.pull import gigabytes
 from ..models.transfer import Job, present
-from ..output import Output, is_terminal, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -16,19 +16,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output
 from ..errors import UsageError
-from ..machine import first_use_note
-from ..output import Output
+from ..reports.machine import first_use_note
 from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, path, token_bias
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
-    from ..engine import Configured, Setup
+    from ..engine.model import Configured
+    from ..engine.setup import Setup
     from ..settings.resolve import Effective
 
 MINI = "mini"
+
+
 NO_DRAFTER = "none"
+
+
 CONFIGURED = ", or as configured"  # after a default that settings may change
 
 
@@ -47,35 +52,61 @@ def valued(panel: str) -> Callable[..., Any]:
 
 
 _model = valued("Model")
+
+
 _reply = valued("Reply")
+
+
 _sampling = valued("Sampling")
 
 _share = number("in [0, 1]", lambda x: 0 <= x <= 1)
+
+
 _penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
+
+
 _dtypes = ("auto", "bfloat16", "float32")
+
+
 _exactness = ("fast", "exact")
+
+
 _modes = ("rejection", "coupled")
+
+
 _verify_modes = ("dflash", "adaptive", "off")
 
 Model = _model(
     "--model", "PATH|ID", "Target: a folder, a Hub id or a configured name", filled,
     default="the configured default model, else the embedded mini pair",
 )  # fmt: skip
+
+
 Drafter = _model(
     "--drafter", "PATH|ID|none", "Drafter: a folder or a Hub id; none decodes without", filled, default="as configured"
 )
+
+
 DraftBits = _model("--draft-bits", "4|8", "Quantize the drafter on load", one_integer_of(4, 8), default="as configured")
+
+
 DraftGroupSize = _model(
     "--draft-group-size", "32|64|128", "Weights that share a scale", one_integer_of(32, 64, 128),
     default="64" + CONFIGURED,
 )  # fmt: skip
+
+
 TargetDtype = _model(
     "--target-dtype", "|".join(_dtypes), "float32 dequantizes on load", one_of(*_dtypes), default="auto" + CONFIGURED
 )
+
+
 Exactness = _model(
     "--exactness", "|".join(_exactness), "exact: a row is computed alike alone and in a block, on Metal",
     one_of(*_exactness), default="fast" + CONFIGURED,
 )  # fmt: skip
+
+
 BasePath = _model(
     "--base-path", "DIR", "Folder of the settings files", path, default="DFLASH2_BASE_PATH, else ~/.dflash2-mlx"
 )
@@ -84,19 +115,27 @@ Tune = typer.Option(
     "--tune/--no-tune", help="Tune in the background, once, while nothing else is asked for (default: as configured)",
     rich_help_panel="Model", show_default=False,
 )  # fmt: skip
+
+
 DraftWindow = _model(
     "--draft-window", "N", "Positions the drafter sees, at least a block", integer(1),
     default="as configured, else the checkpoint's window",
 )  # fmt: skip
+
+
 DraftSink = _model(
     "--draft-sink", "N", "First tokens that stay visible behind its window", integer(0), default="0" + CONFIGURED
 )
 
 Stop = _reply("--stop", "TEXT", "End the reply before this text; repeatable", filled)
+
+
 BlockSize = _reply(
     "--block-size", "N", "Rows per verify: the anchor and the proposal", integer(2),
     default="as configured, else the drafter's own",
 )  # fmt: skip
+
+
 VerifyMode = _reply(
     "--verify-mode", "|".join(_verify_modes),
     "dflash verifies whole blocks, adaptive as many rows as pay on this machine, off decodes plainly",
@@ -118,17 +157,33 @@ def _drawn(name: str, metavar: str, text: str, parser: Callable[..., Any], defau
 
 
 Temperature = _drawn("--temperature", "T", "0 takes the likeliest token", number(">= 0", lambda x: x >= 0), "0")
+
+
 TopP = _drawn(
     "--top-p", "P", "Keep the likeliest tokens that hold this share", number("in (0, 1]", lambda x: 0 < x <= 1), "1"
 )
+
+
 TopK = _drawn("--top-k", "K", "Keep the K likeliest tokens; 0 keeps all", integer(0), "0")
+
+
 MinP = _drawn("--min-p", "P", "Drop tokens below this share of the likeliest", _share, "0")
+
+
 PresencePenalty = _drawn("--presence-penalty", "X", "Taken once off what the reply holds", _penalty, "0")
+
+
 FrequencyPenalty = _drawn("--frequency-penalty", "X", "Taken off per time the reply holds it", _penalty, "0")
+
+
 RepetitionPenalty = _drawn(
     "--repetition-penalty", "X", "Damps what prompt and reply hold; 1 is off", number("> 0", lambda x: x > 0), "1"
 )
+
+
 LogitBias = _sampling("--logit-bias", "ID=VALUE", "Add VALUE to a token's logit; repeatable", token_bias)
+
+
 Seed = _sampling("--seed", "N", "The same seed gives the same text", integer(0, 2**64 - 1))
 
 
@@ -193,7 +248,7 @@ class ModelOptions:
             more: what other options gave, by key.
             defaults: of the command, by key.
         """
-        from ..engine import prepare
+        from ..engine.setup import prepare
         from ..settings.paths import find_base
 
         command_line = {**self.given(), **(more or {})}
@@ -321,3 +376,25 @@ class SamplingOptions:
             "--lossless-mode": self.lossless_mode is not None,
         }
         return [f"{name} has no effect at --temperature 0" for name, given in filters.items() if given]
+
+
+DEFAULT_CONTEXT = 8192  # models.memory's, which is not imported for --help
+
+_BASE = "DFLASH2_BASE_PATH or ~/.dflash2-mlx"
+
+
+_base_path = valued("Selection")("--base-path", "DIR", "Folder of settings and models", path, default=_BASE)
+
+
+_context = valued("Output")("--context", "N", "Tokens of context the memory estimate is for", integer(1))
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object", rich_help_panel="Output")]
+
+
+BaseFolder = Annotated[Path | None, _base_path]
+
+
+Context = Annotated[int, _context]
+
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id like owner/name", parser=filled)]

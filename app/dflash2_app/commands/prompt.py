@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import is_terminal
 from ..errors import UsageError
-from ..output import is_terminal
 from .options import valued
 from .parsers import filled, json_object
 

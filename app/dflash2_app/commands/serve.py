@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output
 from ..errors import UsageError
-from ..machine import first_use_note
-from ..output import Output
-from .grouping import grouped
+from ..reports.machine import first_use_note
 from .options import NO_DRAFTER, BasePath, Exactness, TargetDtype, Tune, valued
-from .parsers import filled, integer, number, one_integer_of, one_of
+from .parsers import filled, grouped, integer, number, one_integer_of, one_of
 
 if TYPE_CHECKING:
-    from ..web.offers import Catalogue, Wanted
-    from ..web.service import Service
+    from ..web.serving.catalogue import Catalogue, Wanted
+    from ..web.serving.service import Service
 
 KEY_VARIABLE = "DFLASH2_API_KEY"
 GIGA = 10**9
@@ -84,7 +83,7 @@ class ServedModels:
 
     def wanted(self) -> list[Wanted]:
         """The models of the command line, each with what is said of its drafter."""
-        from ..web.offers import Wanted
+        from ..web.serving.catalogue import Wanted
 
         models = self.model or []
         nothing: list[str | None] = [None] * len(models)
@@ -97,7 +96,7 @@ class ServedModels:
     def catalogue(self) -> Catalogue:
         """What is offered, by these options and the settings."""
         from ..settings.paths import find_base
-        from ..web.offers import Catalogue
+        from ..web.serving.catalogue import Catalogue
 
         asked = {"target_dtype": self.target_dtype, "exactness": self.exactness, "tune": self.tune}
         given = {name: value for name, value in asked.items() if value is not None}
@@ -207,9 +206,10 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
     """What the server works with; the first model is loaded here, so that one that cannot be ends the command."""
     from dflash2_mlx import analysis
 
-    from ..web.desk import Desk
-    from ..web.pool import ModelPool
-    from ..web.service import Limits, Service
+    from ..web.http.wire import Limits
+    from ..web.serving.pool import ModelPool
+    from ..web.serving.queue import Desk
+    from ..web.serving.service import Service
 
     most_bytes = analysis.memory_limit() if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
     pool = ModelPool(
@@ -234,7 +234,7 @@ def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, o
 @contextmanager
 def _log(level: str) -> Iterator[None]:
     """Write the server's log to stderr until the block ends."""
-    from ..web.log import PlainFormatter
+    from ..web.http.log import PlainFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(level.upper())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output
 from ..errors import AppError, UsageError
-from ..output import Output
 from .options import BasePath
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _print(out: Output, shown: dict[str, Any] | list[str]) -> None:
 
 def _look(found: Settings, model: str) -> tuple[Named, Effective, dict[str, Any]]:
     """One model's settings, and what they lead to."""
-    from ..engine import outlook
+    from ..engine.setup import outlook
     from ..settings.names import find_model
 
     named = find_model(found, model)
@@ -165,7 +165,7 @@ def _own(named: Named) -> Named:
 
 
 def _save(store: Store, found: Settings, named: Named, values: dict[str, Any], notes: list[str]) -> None:
-    from ..engine import outlook
+    from ..engine.setup import outlook
     from ..manage.changes import consequences, omlx_note
     from ..settings.names import is_folder
     from .settings_view import assignment_line

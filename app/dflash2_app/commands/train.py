@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..console.output import Output, follow
+from ..console.plots import draw_training
 from ..errors import UsageError
-from ..output import Output
-from ..plots import draw_training
-from .grouping import grouped
 from .options import MINI, valued
-from .parsers import filled, integer, number, one_of, path, refuse
-from .progress import follow
+from .parsers import filled, grouped, integer, number, one_of, path, refuse
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..engine import outlook
+from ..engine.setup import outlook
 from ..errors import AppError, UsageError, one_line
 from ..settings.files import SettingsError
 from ..settings.keys import KEYS, find_key

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AppError, UsageError
-from ..models import hub, suggestions
+from ..models import hub
+from ..models import registry as suggestions
 from ..models.cache import is_hub_id
 from ..models.discover import LocalModel, local_config
 from ..models.hub import Page

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AppError, UsageError
-from ..models import hub, suggestions
+from ..models import hub
+from ..models import registry as suggestions
 from ..models.cache import is_hub_id
 from ..models.hub import Page
 from ..models.pull import wanted

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..engine import outlook
+from ..engine.setup import outlook
 from ..models import registry
 from ..models.discover import Discovery, LocalModel, local_config
 from ..models.places import hub_cache

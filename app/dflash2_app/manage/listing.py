@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..models import hub, suggestions
+from ..models import hub
+from ..models import registry as suggestions
 from ..models.cache import cached_repo
 from ..models.discover import LocalModel, local_config
 from ..models.memory import DEFAULT_CONTEXT, check_fit

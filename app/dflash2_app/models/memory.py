@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AppError
 from ..settings.names import MINI
 from .discover import local_config
-from .suggestions import pair_that_fits
+from .registry import pair_that_fits
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

@@ -15,15 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AppError
+from . import registry
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
 
 _FILE = Path(__file__).with_name("registry.toml")
+
+
 # Endings that say how weights are stored, not which model it is.
 _STORAGE = re.compile(
     r"[-_.](\d+(\.\d+)?[-_]?bit|bf16|fp16|fp8|fp4|int4|int8|mxfp[48]|nvfp4|mlx|dwq|awq|gptq|oq\d?|q[2-8]|gs\d+|w\d+a\d+)$"
 )
+
+
 BEST_FIT_RESERVE_BYTES = 6 * 10**9  # caches, activations and everybody else on the machine
 
 
@@ -199,3 +204,29 @@ def config_folder(name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found).parent if isinstance(found, str) else None
+
+
+@dataclass(frozen=True)
+class SuggestedDrafter:
+    """A drafter's Hub id, and why it is suggested."""
+
+    repo_id: str
+    reason: str
+
+
+def drafter_for(target: str, config: Mapping[str, Any] | None = None) -> SuggestedDrafter | None:
+    """The drafter made for a target, by its Hub id or folder and its parsed config; None when none is known."""
+    found = registry.suggest(target, config)
+    return SuggestedDrafter(found[0].pair.drafter, found[0].reason) if found else None
+
+
+def pair_that_fits(memory_bytes: int) -> tuple[str, str] | None:
+    """Target and drafter of the largest published pair for so much memory; None when none is known."""
+    pair = registry.best_fit(memory_bytes)
+    return None if pair is None else (pair.target.mlx[0], pair.drafter)
+
+
+def is_non_commercial(license: str | None) -> bool:
+    """Whether a licence's short name, as the Hub's pages give it, forbids commercial use."""
+    words = (license or "").lower().replace("_", "-").replace(" ", "-").split("-")
+    return "nc" in words or "noncommercial" in words or "research" in words

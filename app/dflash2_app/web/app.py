@@ -17,22 +17,21 @@ from starlette.routing import Route
 from .api.anthropic import Messages
 from .api.chat import ChatCompletions
 from .api.completions import Completions
-from .api.errors import INTERNAL, ApiError
+from .api.endpoints import CountEndpoint, TextEndpoint
+from .api.models import ModelsApi
 from .api.responses import Responses
-from .endpoint import CountEndpoint, TextEndpoint
 from .guard import Guard
-from .http import ClientGone, json_response
-from .log_buffer import LogBuffer
-from .models_api import ModelsApi
+from .http.errors import INTERNAL, ApiError
+from .http.log import LogBuffer
+from .http.wire import ClientGone, json_response
 from .openapi.document import Description
 from .pages.bench_api import BenchApi
-from .pages.chat_model_api import ChatModelApi
-from .pages.chats_api import ChatsApi
+from .pages.chats_api import ChatModelApi, ChatsApi
 from .pages.files import Pages
-from .pages.manager import Manager
+from .pages.manager_api import Manager
 from .pages.race_api import RaceApi
 from .pages.status_api import StatusApi
-from .service import Service
+from .serving.service import Service
 
 log = logging.getLogger("dflash2.serve")
 SWEEP_S = 1.0  # how often idle models are looked for

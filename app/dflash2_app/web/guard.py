@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .api.errors import ApiError
-from .http import discard_body, json_response
-from .metrics import Metrics
+from .http.errors import ApiError
+from .http.wire import discard_body, json_response
+from .serving.metrics import Metrics
 
 log = logging.getLogger("dflash2.serve")
 OPEN_PATHS = ("/", "/favicon.ico", "/health")  # tell nothing but that the server is up

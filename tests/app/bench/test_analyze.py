@@ -13,8 +13,8 @@ import dflash2_mlx as d2
 from dflash2_app.bench.analyze import AnalysisOptions, run_analysis
 from dflash2_app.bench.analyze_picture import draw_analysis
 from dflash2_app.bench.analyze_text import analysis_lines
+from dflash2_app.console.output import Output
 from dflash2_app.errors import UsageError
-from dflash2_app.output import Output
 
 from ..conftest import Run
 

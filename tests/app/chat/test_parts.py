@@ -19,8 +19,8 @@ from dflash2_app.chat.markdown import BlockStream, ChatMarkdown
 from dflash2_app.chat.record import Chat, Message
 from dflash2_app.chat.settings import DEFAULTS, ReplySettings
 from dflash2_app.chat.store import ChatStore
+from dflash2_app.engine.thinking import ThinkingSplitter
 from dflash2_app.errors import AppError
-from dflash2_app.thinking import ThinkingSplitter
 
 MARKS = d2.ThinkingMarks("<think>", "</think>")
 
@@ -223,7 +223,7 @@ def test_a_chat_that_cannot_be_written_leaves_the_old_one(base: Path, monkeypatc
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dflash2_app.whole_file.os.fsync", full)
+    monkeypatch.setattr("dflash2_app.files.os.fsync", full)
     with pytest.raises(AppError, match=r"one\.json: the chat could not be saved \(no space left on device\)"):
         store.save("one", Chat())
     assert file.read_bytes() == before

@@ -12,7 +12,7 @@ from dflash2_app.chat import startup
 from dflash2_app.chat.store import ChatStore
 from dflash2_app.commands import chat_pairs, models_pull
 from dflash2_app.commands.options import ModelOptions
-from dflash2_app.output import Output
+from dflash2_app.console.output import Output
 from dflash2_app.settings.paths import find_base
 from dflash2_app.settings.store import Store
 from tests.pairs import BOOTSTRAP

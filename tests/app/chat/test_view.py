@@ -10,10 +10,9 @@ import pyte
 import pytest
 from rich.cells import cell_len
 
-from dflash2_app.chat.live import SETTLING_S, LiveRegion
-from dflash2_app.chat.terminal_view import TerminalView
+from dflash2_app.chat.terminal_view import SETTLING_S, LiveRegion, TerminalView
 from dflash2_app.chat.view import LinesView
-from dflash2_app.output import Output
+from dflash2_app.console.output import Output
 
 
 class Screen(io.StringIO):

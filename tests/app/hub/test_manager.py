@@ -9,9 +9,11 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from dflash2_app.commands import models as commands
-from dflash2_app.commands import models_options, models_view
+from dflash2_app.commands import models_view
+from dflash2_app.commands import options as models_options
 from dflash2_app.models import hub as hub_calls
-from dflash2_app.models import memory, suggestions
+from dflash2_app.models import memory
+from dflash2_app.models import registry as suggestions
 from dflash2_app.settings.paths import find_base
 from tests.published import DFLASH2
 from tests.tiny import TARGET_CONFIGS, save_drafter, save_target

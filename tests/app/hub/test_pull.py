@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from dflash2_app.models import memory, pull, suggestions
+from dflash2_app.models import memory, pull
+from dflash2_app.models import registry as suggestions
 from tests.tiny import TARGET_CONFIGS, save_drafter
 
 from ..conftest import Run

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.engine import Configured, prepare
+from dflash2_app.engine.model import Configured
+from dflash2_app.engine.setup import prepare
 from dflash2_app.errors import AppError
 from dflash2_app.models import registry
 from dflash2_app.models.registry import KnownPair, KnownTarget

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash2_app.models import registry
-from dflash2_mlx.chips import read_chip
+from dflash2_mlx.device.chips import read_chip
 from tests.tiny import TARGET_CONFIGS, drafter_config
 
 from ..conftest import Run

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app import engine
-from dflash2_app.engine import prepare
-from dflash2_app.fit import Room, check_memory, prefix_shares, weight_bytes
-from dflash2_app.loading import Loaded, share_prefix_memory
+from dflash2_app.engine import setup as engine
+from dflash2_app.engine.loading import Loaded, share_prefix_memory
+from dflash2_app.engine.memory_fit import Room, check_memory, prefix_shares, weight_bytes
+from dflash2_app.engine.setup import prepare
 from dflash2_app.settings.files import SettingsError
 
 from ..conftest import Run

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dflash2_app.settings import exchange, files
+from dflash2_app.settings import files
+from dflash2_app.settings import files as exchange
 from dflash2_app.settings.files import JsonFile, SettingsError
 
 from ..conftest import environment

@@ -19,10 +19,11 @@ import openai
 import pytest
 
 from dflash2_app.web.app import make_app
-from dflash2_app.web.desk import Desk
-from dflash2_app.web.pool import ModelPool
+from dflash2_app.web.http.wire import Limits
 from dflash2_app.web.server import bind, make_server
-from dflash2_app.web.service import Limits, Service
+from dflash2_app.web.serving.pool import ModelPool
+from dflash2_app.web.serving.queue import Desk
+from dflash2_app.web.serving.service import Service
 
 from .models import ReadySource, scripted, source_of, tiny_served
 

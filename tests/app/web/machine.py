@@ -12,8 +12,8 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_app.settings.paths import Base
-from dflash2_app.web.offers import Catalogue
-from dflash2_mlx.load import Engine
+from dflash2_app.web.serving.catalogue import Catalogue
+from dflash2_mlx.engine import Engine
 from tests.tiny import TARGET_CONFIGS, drafter_config
 
 from .models import VOCAB, tiny_engine

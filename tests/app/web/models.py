@@ -20,17 +20,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
-from dflash2_app.engine import Configured, Report, prepare
-from dflash2_app.loading import Loaded
+from dflash2_app.engine.loading import Loaded
+from dflash2_app.engine.model import Configured, Prompt, Report
+from dflash2_app.engine.setup import prepare
 from dflash2_app.settings.names import Named
 from dflash2_app.settings.paths import Base
 from dflash2_app.settings.plan import make_plan
 from dflash2_app.settings.resolve import MODEL, resolve
-from dflash2_app.web.offers import SERVER_DEFAULTS, ConfiguredSource
-from dflash2_app.web.served import Card, Prompt, Served
-from dflash2_mlx.drafter.model import DraftModel
-from dflash2_mlx.load import Engine
-from dflash2_mlx.runtime import owner
+from dflash2_app.web.serving.catalogue import SERVER_DEFAULTS, ConfiguredSource
+from dflash2_app.web.serving.source import Card, Served
+from dflash2_mlx.device.runtime import owner
+from dflash2_mlx.drafters.dflash2.model import DraftModel
+from dflash2_mlx.engine import Engine
 from dflash2_mlx.targets.registry import make_target
 from tests.tiny import TARGET_CONFIGS, drafter_config, drafter_weights, make_mlx_model
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import dflash2_mlx as d2
-from dflash2_app.web.api.token_text import TokenReader
-from dflash2_app.web.served import Served
+from dflash2_app.engine.token_text import TokenReader
+from dflash2_app.web.serving.source import Served
 
 from .conftest import HELLO, Running, serving
 from .models import PARSERS, plain_text, scripted, source_of, tiny_engine, tiny_pair, tiny_served, tool
@@ -389,7 +389,7 @@ def test_a_stream_shows_that_it_lives_while_a_call_is_written(monkeypatch: pytes
     fields = {"model": "scripted", "messages": HELLO, "tools": [WEATHER], "stream": True, "max_tokens": 400}
     with serving(source_of(scripted(f"Well.{CALL}", per_round=len(CALL) // 4))) as server:
         assert "still there" not in server.http.post("/v1/chat/completions", json=fields).text
-        monkeypatch.setattr("dflash2_app.web.endpoint.SIGN_S", -1.0)
+        monkeypatch.setattr("dflash2_app.web.api.endpoints.SIGN_S", -1.0)
         told = server.http.post("/v1/chat/completions", json=fields).text
     assert told.count(": still there\n\n") >= 4 and told.index("still there") < told.index('"tool_calls":')
 

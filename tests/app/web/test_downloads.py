@@ -12,8 +12,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from dflash2_app.models import suggestions
-from dflash2_app.models.suggestions import SuggestedDrafter
+from dflash2_app.models import registry as suggestions
+from dflash2_app.models.registry import SuggestedDrafter
 from tests.tiny import save_drafter
 
 from ..hub import Hub

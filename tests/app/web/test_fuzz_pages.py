@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dflash2_app.web.app import make_app
-from dflash2_app.web.desk import Desk
 from dflash2_app.web.openapi.document import describe
-from dflash2_app.web.pool import ModelPool
-from dflash2_app.web.service import Service
+from dflash2_app.web.serving.pool import ModelPool
+from dflash2_app.web.serving.queue import Desk
+from dflash2_app.web.serving.service import Service
 
 from ..hub import Hub
 from .conftest import PATIENCE_S, Running, serving

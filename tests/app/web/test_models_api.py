@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dflash2_app.web.served import Card
+from dflash2_app.web.serving.source import Card
 
 from .conftest import HELLO, serving
 from .models import ReadySource, scripted, source_of

@@ -10,9 +10,9 @@ import pytest
 
 from dflash2_app.errors import AppError, UsageError
 from dflash2_app.settings.files import SettingsError
-from dflash2_app.web.naming import Names, shown_name
-from dflash2_app.web.offers import Catalogue, Wanted
-from dflash2_app.web.served import Card, LoadedSource
+from dflash2_app.web.serving.catalogue import Catalogue, Wanted
+from dflash2_app.web.serving.naming import Names, shown_name
+from dflash2_app.web.serving.source import Card, LoadedSource
 
 from .machine import ON, Machine, machine
 from .models import ReadySource, mini_source, tiny_served

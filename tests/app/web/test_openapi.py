@@ -15,14 +15,14 @@ from starlette.routing import Route
 from dflash2_app.web.api.anthropic import Messages, MessagesCall
 from dflash2_app.web.api.chat import ChatCompletions
 from dflash2_app.web.api.completions import Completions
-from dflash2_app.web.api.errors import ApiError
-from dflash2_app.web.api.fields import Fields
 from dflash2_app.web.api.responses import Responses
 from dflash2_app.web.app import make_app
-from dflash2_app.web.desk import Desk
+from dflash2_app.web.http.errors import ApiError
+from dflash2_app.web.http.fields import Fields
 from dflash2_app.web.openapi.document import describe
-from dflash2_app.web.pool import ModelPool
-from dflash2_app.web.service import Service
+from dflash2_app.web.serving.pool import ModelPool
+from dflash2_app.web.serving.queue import Desk
+from dflash2_app.web.serving.service import Service
 
 from .conftest import HELLO, Running, serving
 from .models import scripted, source_of, tiny_served, tool

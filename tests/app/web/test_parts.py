@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dflash2_app.web.api.parts import CallReader, Marks, Part, PartReader
+from dflash2_app.web.serving.parts import CallReader, Marks, Part, PartReader
 
 from .models import PARSERS
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.web.api.errors import ApiError
-from dflash2_app.web.pool import ModelPool
+from dflash2_app.web.http.errors import ApiError
+from dflash2_app.web.serving.pool import ModelPool
 
 from .models import ReadySource, Served, tiny_served
 

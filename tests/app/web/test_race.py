@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.web.desk import Desk
+from dflash2_app.web.serving.queue import Desk
 from tests.app.conftest import environment
 
 from .conftest import HELLO, Running, serving

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dflash2_app.web.api.errors import ApiError
-from dflash2_app.web.pool import ModelPool, Refreshed
+from dflash2_app.web.http.errors import ApiError
+from dflash2_app.web.serving.pool import ModelPool, Refreshed
 
 from .machine import GREEDY, ON, Machine, machine
 

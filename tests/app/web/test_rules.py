@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from dflash2_app.web.api.errors import ApiError
-from dflash2_app.web.grammars import JSON_CALLS, XML_CALLS, Grammars
-from dflash2_app.web.rules import (
+from dflash2_app.web.http.errors import ApiError
+from dflash2_app.web.serving.grammars import JSON_CALLS, XML_CALLS, Grammars
+from dflash2_app.web.serving.rules import (  # fmt: skip
     Anything,
     BeforeThinking,
     Ending,
@@ -20,7 +20,7 @@ from dflash2_app.web.rules import (
     Thinking,
     ThinkingMarks,
     Vocabulary,
-)  # fmt: skip
+)
 
 from .models import VOCAB, chat_tokenizer, tool
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dflash2_app.web import http as http_module
 from dflash2_app.web import server as server_module
 from dflash2_app.web.guard import is_loopback
-from dflash2_app.web.log import PlainFormatter
-from dflash2_app.web.service import Limits
+from dflash2_app.web.http import wire as http_module
+from dflash2_app.web.http.log import PlainFormatter
+from dflash2_app.web.http.wire import Limits
 
 from .conftest import HELLO, PATIENCE_S, Running, serving
 from .models import scripted, source_of

@@ -11,7 +11,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_app.settings.paths import Base
-from dflash2_app.web.offers import Catalogue, Wanted
+from dflash2_app.web.serving.catalogue import Catalogue, Wanted
 
 from ..settings.pairs import save_pair
 from .conftest import HELLO, Running, serving

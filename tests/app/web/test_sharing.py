@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dflash2_app.web.api.errors import ApiError
-from dflash2_app.web.desk import Desk
-from dflash2_app.web.service import Limits
+from dflash2_app.web.http.errors import ApiError
+from dflash2_app.web.http.wire import Limits
+from dflash2_app.web.serving.queue import Desk
 
 from .conftest import HELLO, Running, raw_request, serving, until
 from .models import plain_text, scripted, source_of, tiny_engine

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_app.web.connected import SIGN_S
-from dflash2_app.web.log_buffer import LogBuffer
+from dflash2_app.web.http.endpoint import SIGN_S
+from dflash2_app.web.http.log import LogBuffer
 from dflash2_app.web.pages import status_api
-from dflash2_mlx.runtime import owner
+from dflash2_mlx.device.runtime import owner
 
 from .conftest import HELLO, Running, serving
 from .models import scripted, source_of, tiny_served

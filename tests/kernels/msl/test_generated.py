@@ -10,7 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import _metal
+from dflash2_mlx.kernels.call import kernel_source
+from dflash2_mlx.kernels.dynamic_conv import dynamic_conv_call
 
 from .build import Builder
 from .emulator import Emulator
@@ -23,13 +24,13 @@ HEADER_HASH = "31be960e90369fee6666b4d233953078659cd22fca8ee5feaf9bd797883a2551"
 
 def written_out() -> str:
     """The text for one call of dynamic_conv, its body left out: what is pinned is MLX's part."""
-    call = _metal.dynamic_conv((1, 3, 8), mx.bfloat16, 2, 4, 1)
+    call = dynamic_conv_call((1, 3, 8), mx.bfloat16, 2, 4, 1)
     arrays = [mx.zeros(shape, dtype=mx.bfloat16) for shape in ((1, 3, 8), (2, 2, 8), (1, 3, 2, 2, 2))]
     kernel = call.make(mx.fast.metal_kernel)
     launch = {"grid": call.grid, "threadgroup": call.threadgroup, "template": list(call.template)}
     shapes = {"output_shapes": call.output_shapes, "output_dtypes": call.output_dtypes}
     text = generate(kernel, call.name, "", arrays, **launch, **shapes).text
-    return text.replace(_metal.kernel_source(call.name), "<body>")
+    return text.replace(kernel_source(call.name), "<body>")
 
 
 def test_the_generated_text(msl_cache):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dflash2_mlx.kernels._source import CHECKOUT
+from dflash2_mlx.kernels.source import CHECKOUT
 
 from .lint import problems
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..http import Frame
-from ..reply import Outcome
-from ..served import Served
+from ..http.errors import ApiError, refuse
+from ..http.fields import Fields
+from ..http.wire import Frame
+from ..serving.parts import Part, ToolCall
+from ..serving.reply import Outcome
+from ..serving.request import Ask  # fmt: skip
+from ..serving.source import Served
 from . import openai
-from .ask import (
+from .messages import read_messages
+from .request import (
     MOST_LOGPROBS,
-    Ask,
     Draft,
     read_effort,
     read_length,
@@ -23,11 +27,7 @@ from .ask import (
     read_stop,
     read_template,
     set_tools,
-)  # fmt: skip
-from .errors import ApiError, refuse
-from .fields import Fields
-from .messages import read_messages
-from .parts import Part, ToolCall
+)
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

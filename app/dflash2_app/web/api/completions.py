@@ -6,15 +6,16 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..http import Frame
-from ..reply import Outcome
-from ..served import Served
+from ...engine.token_text import REPLACEMENT
+from ..http.errors import ApiError, refuse
+from ..http.fields import Fields
+from ..http.wire import Frame
+from ..serving.parts import Part
+from ..serving.reply import Outcome
+from ..serving.request import Ask
+from ..serving.source import Served
 from . import openai
-from .ask import MOST_LOGPROBS, Ask, Draft, read_length, read_sampling, read_stop
-from .errors import ApiError, refuse
-from .fields import Fields
-from .parts import Part
-from .token_text import REPLACEMENT
+from .request import MOST_LOGPROBS, Draft, read_length, read_sampling, read_stop
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

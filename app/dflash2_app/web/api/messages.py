@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import refuse
-from .fields import Fields, strict_json
+from ..http.errors import refuse
+from ..http.fields import Fields, strict_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_MESSAGES = 4096

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..reply import Outcome, usage_details
-from ..served import Served
-from .ask import AUTO, NONE, REQUIRED
-from .errors import ApiError, refuse
-from .fields import Fields
+from ..http.errors import ApiError, refuse
+from ..http.fields import Fields
+from ..serving.reply import Outcome, usage_details
+from ..serving.request import AUTO, NONE, REQUIRED
+from ..serving.source import Served
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..http import Frame
-from ..reply import LENGTH, Outcome
-from .errors import ApiError
+from ..http.errors import ApiError
+from ..http.wire import Frame
+from ..serving.parts import Part, ToolCall
+from ..serving.reply import LENGTH, Outcome
 from .openai import new_id
-from .parts import Part, ToolCall
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..api.anthropic import EFFORT_WORDS, KEEPS_THINKING, MOST_TEMPERATURE
-from ..api.ask import MOST_TOOLS
 from ..api.messages import MOST_MESSAGES
+from ..api.request import MOST_TOOLS
 from .openai import text_operation
 from .schema import (
     ANTHROPIC,

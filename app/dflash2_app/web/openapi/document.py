@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..http import json_response
+from ..http.wire import json_response
 from . import anthropic, models, openai, responses
 from .schema import Operation, Schema, ref, text
 from .shared import SHARED

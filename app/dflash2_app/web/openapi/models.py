@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...settings.resolve import ORDER
-from ..models_api import MOST_IDLE_S
+from ..api.models import MOST_IDLE_S
 from .schema import (
     Operation,
     Schema,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..api.ask import AUTO, MOST_LOGPROBS, MOST_TOOLS, NONE, REQUIRED
 from ..api.messages import MOST_MESSAGES, ROLES
 from ..api.openai import WITHOUT_EFFECT
+from ..api.request import MOST_LOGPROBS, MOST_TOOLS
+from ..serving.request import AUTO, NONE, REQUIRED
 from .schema import (
     OPENAI,
     Operation,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..api.ask import MOST_LOGPROBS
 from ..api.messages import MOST_MESSAGES, ROLES
 from ..api.openai import WITHOUT_EFFECT
+from ..api.request import MOST_LOGPROBS
 from ..api.responses import INCLUDABLE
 from .openai import formats, stream_options, text_operation, tool_choice, tools
 from .schema import (

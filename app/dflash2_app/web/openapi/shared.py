@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..api.ask import (
+from ..api.request import (
     COUNTS,
     EFFORTS,
     LOSSLESS_MODES,
@@ -17,7 +17,7 @@ from ..api.ask import (
     NUMBERS,
     TOOL_NAME,
 )
-from ..api.errors import ANTHROPIC_TYPES, OPENAI_TYPES, OTHERWISE
+from ..http.errors import ANTHROPIC_TYPES, OPENAI_TYPES, OTHERWISE
 from .schema import (
     ANTHROPIC,
     OPENAI,

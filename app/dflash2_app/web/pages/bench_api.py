@@ -18,17 +18,17 @@ from ...bench.history import MOST_RUNS, KeptRun, RunStore
 from ...bench.presets import PRESET_TOKENS, PRESETS, USUAL_REPEATS, USUAL_SAMPLES, USUAL_TOKENS, USUAL_WIDTHS
 from ...bench.record import csv_text
 from ...bench.sets import NAMES
-from ...engine import prepare
+from ...engine.setup import prepare
 from ...errors import AppError, one_line
 from ...settings.paths import Base
-from ..api.errors import CONFLICT, NOT_FOUND, ApiError
-from ..api.fields import Fields, parse_json
-from ..connected import following
-from ..http import Frame, json_response, read_body
-from ..service import Service
-from .asking import Query
-from .bench_ask import read_bench
+from ..http.endpoint import following
+from ..http.errors import CONFLICT, NOT_FOUND, ApiError
+from ..http.fields import Fields, parse_json
+from ..http.wire import Frame, json_response, read_body
+from ..serving.service import Service
+from .bench_request import read_bench
 from .bench_run import BenchRunner
+from .reading import Query
 
 T = TypeVar("T")
 BETWEEN_S = 0.2  # frames of a stream come at least so far apart

@@ -19,11 +19,11 @@ from ...bench.history import KeptRun, RunStore
 from ...bench.pair import PairBench
 from ...bench.record import settings_json
 from ...errors import AppError, explain, one_line
-from ..api.errors import CONFLICT, NOT_FOUND, ApiError
-from ..bell import Bell
-from ..desk import Seat
-from ..service import Service
-from .bench_ask import BenchAsk
+from ..http.errors import CONFLICT, NOT_FOUND, ApiError
+from ..http.signal import Bell
+from ..serving.queue import Seat
+from ..serving.service import Service
+from .bench_request import BenchAsk
 
 if TYPE_CHECKING:
     from dflash2_mlx import bench

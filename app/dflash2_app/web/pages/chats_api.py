@@ -16,25 +16,36 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ...chat.export import to_markdown
 from ...chat.overview import Overview, summarise
-from ...chat.record import Chat
+from ...chat.record import Chat, to_markdown
 from ...chat.settings import ReplySettings
 from ...chat.store import ChangedElsewhere, ChatStore, NoSuchChat, NotSaved
 from ...errors import AppError
-from ..api.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError, from_library, refuse
-from ..api.fields import Fields, parse_json
-from ..http import json_response, read_body
-from ..service import Service
+from ..api.request import THINKING_SWITCHES, thinks
+from ..http.errors import CONFLICT, NOT_FOUND, UNAVAILABLE, ApiError, from_library, refuse
+from ..http.fields import Fields, parse_json
+from ..http.wire import json_response, read_body
+from ..serving.service import Service
+from ..serving.source import Served
 
 T = TypeVar("T")
+
+
 MOST_BODY = 16 * 2**20  # bytes of one chat
+
+
 MOST_MESSAGES, MOST_TITLE, MOST_SEARCH = 4096, 200, 200
+
+
 CHANGED = "chat_changed"
+
+
 # What a client may send; what is not there counts as empty.
 CHAT_FIELDS = set(
     """version created_at updated_at model drafter title system settings template server messages""".split()
 )
+
+
 MESSAGE_FIELDS = set("role content reasoning_content partial finish_reason error numbers".split())
 
 
@@ -207,3 +218,44 @@ def _guarded(work: Callable[[], T]) -> T:
         raise ApiError(str(error), status=UNAVAILABLE) from None
     except (AppError, d2.Dflash2Error) as error:
         raise from_library(error) from None
+
+
+DRAWN = """temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed""".split()
+
+
+class ChatModelApi:
+    """One address; it loads nothing."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        return [Route("/api/chat-model/{name:path}", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        """`loaded` false leaves everything else out: it is known once the model is in memory."""
+        name = request.path_params["name"]
+        served = self._service.pool.peek(name)
+        return json_response({"id": name, "loaded": served is not None, **({} if served is None else describe(served))})
+
+
+def describe(served: Served) -> dict[str, Any]:
+    """The model's starting values and abilities."""
+    sampling, template = served.defaults.sampling, served.template_text
+    switch = next((word for word in THINKING_SWITCHES if word in template), None)
+    return {
+        "target": served.engine.target_name,
+        "drafter": served.engine.drafter_name,
+        "has_template": bool(served.tokenizer.has_chat_template),
+        "thinks": thinks(served),
+        "thinking_switch": switch,
+        "thinking_default": None if switch is None else served.template_defaults.get(switch),
+        "forced": sorted(served.forced_template),
+        "forced_sampling": sorted(served.forced_sampling),
+        "context_length": served.engine.context_length,
+        "defaults": {
+            **{item: getattr(sampling, item) for item in DRAWN},
+            "max_tokens": served.defaults.max_tokens,
+            "stop": list(served.defaults.stop),
+        },
+    }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AppError, one_line
-from ..api.errors import CONFLICT, NOT_FOUND, ApiError
+from ..http.errors import CONFLICT, NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
     from ...models.pull import RepoPlan

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from starlette.requests import Request
@@ -10,14 +14,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ...manage.fetching import NO_DRAFTER
-from ..api.errors import NOT_FOUND, ApiError, refuse
-from ..http import json_response
-from ..service import Service
-from .asking import Query, body_fields, in_thread, model_name
+from ..http.endpoint import Work
+from ..http.errors import NOT_FOUND, ApiError, refuse
+from ..http.wire import EventStream, Frame, json_response
+from ..serving.service import Service
 from .downloads import Downloads
+from .reading import Query, body_fields, in_thread, model_name
 
 MOST_FOUND = 100
+
+
 CARD_S = 600.0  # how long what the Hub said of a model is taken for true
+
+
 MOST_CARDS = 200
 
 
@@ -115,7 +124,7 @@ class DownloadsApi:
 
 def _found(item: Any) -> dict[str, Any]:
     from ...models.discover import local_config
-    from ...models.suggestions import is_non_commercial
+    from ...models.registry import is_non_commercial
 
     return {
         "name": item.repo_id, "downloads": item.downloads, "likes": item.likes, "updated": item.updated,
@@ -136,7 +145,7 @@ def _card(name: str, context: int) -> dict[str, Any]:
     from ...manage.details import facts_of, look
     from ...manage.fetching import terms
     from ...models import hub
-    from ...models.suggestions import is_non_commercial
+    from ...models.registry import is_non_commercial
 
     looked = look(name, None)
     facts = facts_of(looked, context)
@@ -159,8 +168,7 @@ def _drafter(name: str, reason: str) -> dict[str, Any]:
     from ...manage.fetching import terms
     from ...models import hub
     from ...models.pull import plan
-    from ...models.registry import find_drafter
-    from ...models.suggestions import is_non_commercial
+    from ...models.registry import find_drafter, is_non_commercial
 
     known = find_drafter(name)
     shown: dict[str, Any] = {"name": name, "reason": reason, "size_bytes": None, "license": None, "gated": None,
@@ -195,3 +203,74 @@ def _here(card: dict[str, Any]) -> dict[str, Any]:
         here, more = local_config(drafter["name"]) is not None, left(drafter["name"], drafter["size_bytes"])
         found["with_drafter"] = {**drafter, "here": here, "left_bytes": more}
     return found
+
+
+LOOK_S = 0.25
+
+
+class _Left(Exception):
+    """Nobody waits for the check any more."""
+
+
+class Live:
+    """What `/api/models/events` and `/api/models/verify` tell."""
+
+    def __init__(self, service: Service, downloads: Downloads):
+        self._service, self._downloads = service, downloads
+
+    async def changes(self, request: Request) -> AsyncGenerator[Frame, None]:
+        """What changes in memory ("models": the pool's states) and in the queue ("downloads")."""
+        Query(request).finish()
+        states, version = "", -1
+        while True:
+            now = self._service.pool.status()
+            key = json.dumps([{**state, "idle_seconds": None} for state in now], default=str, sort_keys=True)
+            if key != states:
+                states = key
+                yield Frame({"models": now}, "models")
+            if self._downloads.version != version:
+                version = self._downloads.version
+                yield Frame(self._downloads.status(), "downloads")
+            await asyncio.sleep(LOOK_S)
+
+    async def verify(self, request: Request) -> Work:
+        """Read a model's files and compare: "progress" while it does, "result" at the end."""
+        fields = await body_fields(request, self._service.limits)
+        name = model_name(fields.text("name"), "name")
+        delete = fields.boolean("delete_damaged") or False
+        fields.finish()
+
+        async def work(stream: EventStream) -> None:
+            await _tell(name, delete, stream)
+
+        return work
+
+
+async def _tell(name: str, delete: bool, stream: EventStream) -> None:
+    left, reached = threading.Event(), {"file": "", "done": 0, "size": 0}
+
+    def watch(file: str, done: int, size: int) -> None:
+        if left.is_set():
+            raise _Left
+        reached.update(file=file, done=done, size=size)
+
+    task = asyncio.ensure_future(in_thread(lambda: _verify(name, delete, watch), missing=True))
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=LOOK_S)
+            if not task.done() and reached["file"]:
+                await stream.frames(Frame(dict(reached), "progress"))
+        await stream.frames(Frame(task.result(), "result"))
+    finally:
+        left.set()
+        if not task.done():
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+
+def _verify(name: str, delete: bool, watch: Any) -> dict[str, Any]:
+    from ...manage.listing import hub_hashes
+    from ...models import verify as checks
+
+    result = checks.verify(name, watch, hub_hashes(name))
+    deleted = checks.delete_damaged(result) if delete and not result.good else 0
+    return {**result.to_dict(), "deleted_files": deleted}

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..api.errors import NOT_FOUND, ApiError
+from ..http.errors import NOT_FOUND, ApiError
 
 FOLDER = Path(__file__).parents[1] / "static"
 TYPES = {

@@ -6,6 +6,8 @@ in threads; the pool in the event loop.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,14 @@ from ...errors import UsageError
 from ...settings.files import SettingsError
 from ...settings.paths import Base
 from ...settings.store import Settings, Store
-from ..api.errors import CONFLICT, ApiError
-from ..http import json_response
-from ..service import Service
-from .asking import Query, body_fields, in_thread, model_name
+from ..http.endpoint import Connected, following
+from ..http.errors import CONFLICT, ApiError
+from ..http.wire import json_response
+from ..serving.service import Service
+from .downloads import Downloads
+from .downloads_api import DownloadsApi, Live
+from .reading import Query, body_fields, in_thread, model_name
+from .settings_api import SettingsApi
 
 if TYPE_CHECKING:
     from ...models.discover import Discovery, LocalModel
@@ -163,7 +169,7 @@ def _settings(base: Base) -> tuple[Settings | None, list[str]]:
 
 def _configured(settings: Settings | None, model: LocalModel) -> dict[str, Any]:
     """What the settings say of a model, as far as a list shows it."""
-    from ...engine import outlook
+    from ...engine.setup import outlook
     from ...settings.names import find_model
 
     plain = {"settings_id": model.model_id, "configured": False, "is_default": False, "alias": None,
@@ -227,7 +233,7 @@ def _removal(name: str, removal: Removal) -> dict[str, Any]:
 
 def _drafted_by(name: str, loaded: list[str], found: Discovery, base: Base) -> str | None:
     """The loaded model that has `name` as its drafter, by the settings."""
-    from ...engine import outlook
+    from ...engine.setup import outlook
     from ...settings.names import find_model
 
     settings, _ = _settings(base)
@@ -239,3 +245,41 @@ def _drafted_by(name: str, loaded: list[str], found: Discovery, base: Base) -> s
         if plan.drafter in names:
             return served
     return None
+
+
+log = logging.getLogger("dflash2.serve")
+
+
+class Manager:
+    """Everything under `/api/models`, `/api/settings` and `/api/downloads`."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.downloads = Downloads(self._downloaded)
+
+    def routes(self) -> list[BaseRoute]:
+        live = Live(self._service, self.downloads)
+        return [
+            # Before the models' own: a path is taken by the first that matches.
+            Route("/api/models/events", following(self._service, live.changes), methods=["GET"]),
+            Route("/api/models/verify", Connected(self._service, live.verify), methods=["POST"]),
+            *ManagerApi(self._service, self.downloads.working_on).routes(),
+            *SettingsApi(self._service).routes(),
+            *DownloadsApi(self._service, self.downloads).routes(),
+        ]
+
+    def start(self) -> None:
+        """Called in the event loop's thread, before the first request."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Stop downloads; what has come is kept."""
+        self.downloads.close()
+        self._loop = None
+
+    def _downloaded(self) -> None:
+        """A download has ended well; called in the queue's thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._service.pool.refresh(rescan=True), loop)

@@ -15,21 +15,34 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...engine.model import Prompt
 from ...errors import AppError
-from ...side_by_side import MODES, SCREENFUL, WARM_UP_TOKENS, TokenTexts, difference, notes, subject, token_text
-from ..api.ask import Ask, Draft, set_thinking, thinks
-from ..api.errors import ApiError, from_library, refuse
-from ..api.fields import Fields
-from ..http import Frame
-from ..served import Prompt, Served
+from ...reports.side_by_side import (
+    MODES,
+    MOST_TEMPERATURE,
+    MOST_TOKENS,
+    SCREENFUL,
+    WARM_UP_TOKENS,
+    TokenTexts,
+    difference,
+    notes,
+    subject,
+    token_text,
+)
+from ..api.request import Draft, set_thinking, thinks
+from ..http.errors import ApiError, from_library, refuse
+from ..http.fields import Fields
+from ..http.wire import Frame
+from ..serving.request import Ask
+from ..serving.source import Served
 
 if TYPE_CHECKING:
     import dflash2_mlx as d2
     from dflash2_mlx.analysis import BlockRow, BlockView
 
 SCHEMA, VERSION = "dflash2-race", 1
-MOST_TOKENS = 4096  # of one race: both replies are kept whole, on the page and in its file
-MOST_TEMPERATURE = 2.0
+
+
 Others = Callable[[], int]
 
 

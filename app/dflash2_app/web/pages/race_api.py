@@ -16,14 +16,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import one_line
-from ...side_by_side import SCREENFUL, examples
-from ..api.errors import INTERNAL, ApiError
-from ..api.fields import Fields, parse_json
-from ..connected import Connected, Work, wait_in_line
-from ..desk import Seat, read
-from ..http import ClientGone, EventStream, json_response, read_body
-from ..service import Service
-from .race import MOST_TEMPERATURE, MOST_TOKENS, Race, RaceOrder, show_block
+from ...reports.side_by_side import MOST_TEMPERATURE, MOST_TOKENS, SCREENFUL, examples
+from ..http.endpoint import Connected, Work
+from ..http.errors import INTERNAL, ApiError
+from ..http.fields import Fields, parse_json
+from ..http.wire import ClientGone, EventStream, json_response, read_body
+from ..serving.queue import Seat, read, wait_in_line
+from ..serving.service import Service
+from .race import Race, RaceOrder, show_block
 
 log = logging.getLogger("dflash2.serve")
 MOST_REPLY_TOKENS = 10**6

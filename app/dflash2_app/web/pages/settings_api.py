@@ -7,7 +7,8 @@ request, as other programs write them too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -15,11 +16,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ...settings.store import Store
-from ..api.errors import BAD_REQUEST, ApiError, refuse
-from ..http import json_response
-from ..service import Service
-from .asking import Query, body_fields, in_thread, model_name
-from .effects import Effects, settings_saved
+from ..http.errors import BAD_REQUEST, ApiError, refuse
+from ..http.wire import json_response
+from ..serving.pool import ModelPool
+from ..serving.service import Service
+from .reading import Query, body_fields, in_thread, model_name
 
 if TYPE_CHECKING:
     from ...manage.changes import Change
@@ -236,7 +237,7 @@ def _preset(store: Store, name: str, preset: str | None, drafter: str | None) ->
 
 def _engine_values(settings: Settings, named: Named) -> dict[str, Any]:
     """What of a model's settings only a new load can honour."""
-    from ...engine import outlook
+    from ...engine.setup import outlook
     from ...manage.changes import ENGINE_KEYS
 
     effective, _, _ = outlook(settings, named, os.environ)
@@ -268,3 +269,22 @@ def _faulty(change: Change) -> ApiError:
     more = f" (and {len(change.faults) - 1} more)" if len(change.faults) > 1 else ""
     where = f"{name}: " if name else ""
     return ApiError(f"{where}{text}{more}", status=BAD_REQUEST, param=name or None, code="invalid_setting")
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a change of settings means for a model of this server.
+
+    `requires_reload`: it takes effect when the model is loaded the next time; `auto_unloaded`: it was unloaded for
+    that, so that the next request loads it anew.
+    """
+
+    requires_reload: bool = False
+    auto_unloaded: bool = False
+
+
+async def settings_saved(pool: ModelPool, model_id: str, load_keys: Collection[str]) -> Effects:
+    """Have a changed record or profile take effect; `load_keys` are those that only a new load can honour."""
+    refreshed = await pool.refresh()
+    names = {entry["name"] for entry in pool.status() if entry["model_id"] == model_id}
+    return Effects(bool(load_keys), not names.isdisjoint(refreshed.auto_unloaded))

@@ -20,16 +20,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...engine.tuning import overview
 from ...errors import explain
-from ...machine import MOST_ROWS, examine, kernels, look
-from ...tuning import overview
-from ..api.errors import CONFLICT, ApiError, refuse
-from ..api.fields import Fields, parse_json
-from ..connected import following
-from ..desk import Seat
-from ..http import Frame, json_response, read_body
-from ..log_buffer import LEVELS, LogBuffer
-from ..service import Service
+from ...reports.machine import MOST_ROWS, examine, kernels, look
+from ..http.endpoint import following
+from ..http.errors import CONFLICT, ApiError, refuse
+from ..http.fields import Fields, parse_json
+from ..http.log import LEVELS, LogBuffer
+from ..http.wire import Frame, json_response, read_body
+from ..serving.queue import Seat
+from ..serving.service import Service
 from .files import FOLDER
 
 log = logging.getLogger("dflash2.serve")

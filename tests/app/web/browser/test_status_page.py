@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from dflash2_mlx.tune import TuneFolder
-from tests.tune.test_record import RECORD
+from dflash2_mlx.tuning import TuneFolder
+from tests.tuning.test_record import RECORD
 
 from ..conftest import HELLO, Running, serving
 from ..models import scripted, source_of, tiny_served
