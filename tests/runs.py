@@ -233,7 +233,7 @@ def assert_state_of(session: Session, text: Sequence[int], *, with_context: bool
     Returns:
         the length of that prefix: what the device says was committed, rounds in flight included
     """
-    state, target = session.state, session.target
+    state, target = session.memory.state, session.target
     length = state.length.item()
     assert length <= len(text)
     assert state.floor <= length <= state.upper, "the host's bounds do not hold"
@@ -252,7 +252,7 @@ def assert_state_of(session: Session, text: Sequence[int], *, with_context: bool
         assert_same_rows(mine.conv, other.conv, f"convolution window {layer}")
         assert_same_rows(mine.recurrent, other.recurrent, f"recurrent state {layer}")
     if isinstance(session, DFlash2Session) and with_context:
-        context = session.context
+        context = session.memory.context
         assert context.length.item() == length, "drafter context and target state differ in length"
         assert context.floor <= length <= context.upper
         if length:

@@ -136,7 +136,7 @@ class ReplyJob:
             self.prefix_cache.adopt(self.engine.fingerprint, session, self.request.prompt, self._prepared)
             self._prepared = None
             self._tell_of_cache()
-            if session.needs_boundary:
+            if session.memory.needs_boundary:
                 self.request = replace(self.request, boundaries=self._boundaries)
         session.begin(self.request)
         self.stats.cached_tokens = session.cached_tokens

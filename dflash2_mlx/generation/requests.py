@@ -92,11 +92,9 @@ def check_session(engine: Engine, session: Session, mode: str) -> None:
     Raises:
         ConfigError: naming which.
     """
-    if isinstance(session, DFlash2Session) != (mode == DFLASH2):
+    if (session.drafter is not None) != (mode == DFLASH2):
         raise ConfigError(f"session: got a {type(session).__name__}, expected one made for mode {mode!r}")
-    same = session.target is engine.target
-    if isinstance(session, DFlash2Session):
-        same = same and session.drafter is engine.drafter
+    same = session.target is engine.target and (session.drafter is None or session.drafter is engine.drafter)
     if not same:
         raise ConfigError("session: got one of another engine, expected one made by new_session(engine)")
 

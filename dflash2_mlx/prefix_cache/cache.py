@@ -143,8 +143,8 @@ class PrefixCache:
 
     def adopt(self, fingerprint: str, session: Session, prompt: list[int], prepared: Prepared | None) -> None:
         """Give the session the longest prefix of `prompt` there is, if it does not hold a longer one itself."""
-        key, kept = self._best(fingerprint, prompt, session.first_visible(len(prompt)))
-        if prepared is not None and prepared.kept > max(kept, session.keeps(prompt)):
+        key, kept = self._best(fingerprint, prompt, session.memory.first_visible(len(prompt)))
+        if prepared is not None and prepared.kept > max(kept, session.memory.keeps(prompt)):
             try:
                 snapshot = thaw(prepared.frozen)
             except (LookupError, ValueError) as error:
@@ -153,14 +153,14 @@ class PrefixCache:
                 self._add(fingerprint, snapshot)
                 session.restore(snapshot)
                 return
-        if kept > session.keeps(prompt) and key is not None:
+        if kept > session.memory.keeps(prompt) and key is not None:
             with self._lock:
                 self._entries.move_to_end(key)
                 session.restore(self._entries[key].snapshot)
 
     def store(self, fingerprint: str, session: Session) -> None:
         """Keep what the session knows now; between two prompt chunks, or when a reply has ended."""
-        extent = session.extent()
+        extent = session.memory.extent()
         if not len(extent.tokens) or self._served(fingerprint, extent):
             return
         taken = session.snapshot(packed=True)

@@ -123,8 +123,10 @@ def test_caches_and_peak_of_a_long_prompt(family: str, length: int) -> None:
         pass
     for _ in range(5):
         session.step()
-    state = sum(array.nbytes for array in session.state.arrays() if array.ndim > 1)
-    context = sum(array.nbytes for array in session._context_arrays() if array.ndim > 1)
+    state = sum(array.nbytes for array in session.memory.state.arrays() if array.ndim > 1)
+    held = session.memory.context
+    assert held is not None
+    context = sum(array.nbytes for array in held.arrays() if array.ndim > 1)
     assert state <= estimate.target_cache and context <= estimate.drafter_cache
     if family != "muse_glimmer":  # where windows keep most layers short, only the bound can be right
         assert state > 0.2 * estimate.target_cache

@@ -44,7 +44,7 @@ def test_a_reply_behind_32k_tokens():
     # Memory: rows of the full layers, one chunk's scores (4 heads, float32), and nothing else that grows.
     kept, scores = kept_bytes(session), CHUNK * DEPTH * 4 * 4
     assert mx.get_peak_memory() - before < 2 * kept + 3 * scores + 8 * MB
-    assert session.context.buffers.capacity <= short.context.buffers.capacity + WIDTH
+    assert session.memory.context.buffers.capacity <= short.context.buffers.capacity + WIDTH
     session.finish()
     memory = session.snapshot()
 

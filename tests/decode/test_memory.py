@@ -44,15 +44,15 @@ def drafting(family: str, **changes: Any) -> DFlash2Session:
 
 def groups(session: Session) -> list[RowBuffers]:
     """The session's buffer groups that have layers."""
-    found = [session.state.full, session.state.sliding]
+    found = [session.memory.state.full, session.memory.state.sliding]
     if isinstance(session, DFlash2Session):
-        found.append(session.context.buffers)
+        found.append(session.memory.context.buffers)
     return [buffers for buffers in found if buffers.num_layers]
 
 
 def kept_bytes(session: Session) -> int:
     """What a session has to keep: K/V buffers and recurrent states."""
-    return sum(array.nbytes for array in (*session.state.arrays(), *session._context_arrays()))
+    return sum(array.nbytes for array in session.memory.arrays())
 
 
 def read_prompt(session: Session, request: Request) -> None:
@@ -103,7 +103,7 @@ def test_rows_are_written_in_place(family: str, kind: str) -> None:
     read_prompt(session, Request(PROMPT, 10**6, width=width))
     besides = in_use() - kept_bytes(session)
     for buffers in groups(session):
-        buffers.reserve(session.state.floor, session.state.upper, 8192)
+        buffers.reserve(session.memory.state.floor, session.memory.state.upper, 8192)
     smallest = min(array.nbytes for buffers in groups(session) for array in buffers.arrays())
     assert smallest > MB
     for _ in range(4):

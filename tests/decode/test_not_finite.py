@@ -132,7 +132,7 @@ def test_a_reply_ends_where_logits_are_not_finite(value, first, drafts, sampling
         while (result := session.step()) is not None:
             seen.append(result)
     assert len(seen) == 1 + first, "what was chosen before is handed out"  # the first one is of the prompt
-    assert (session.busy, session.tokens, session.position, session.finish_reason) == (False, [], 0, "error")
+    assert (session.busy, session.tokens, session.memory.position, session.finish_reason) == (False, [], 0, "error")
     target._change = lambda logits: logits
     after = run(session, Request(PROMPT, 20, width=BLOCK)).tokens
     assert after == list(lively_reply("qwen3_untied")[:20]), "something was kept"

@@ -83,7 +83,7 @@ def test_what_is_queued_and_what_is_read(logprobs: int | None, monkeypatch: pyte
     real_queue, real_read = mx.async_eval, mx.array.tolist
 
     def queue(*arrays: mx.array) -> None:
-        buffers = [*session.state.arrays(), *session._context_arrays()]
+        buffers = session.memory.arrays()
         assert not any(array is buffer for array in arrays for buffer in buffers)
         queued.extend(arrays)
         real_queue(*arrays)

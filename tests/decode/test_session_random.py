@@ -51,7 +51,7 @@ def converse(session: DFlash2Session, drafter: ScriptedDrafter, chance: random.R
     if cut:
         reply = reply[: len(reply) - len(last.tokens) + keep]
     assert reply == plain[: len(reply)]
-    assert assert_state_of(session, session.tokens, with_context=last is not None) == session.position
+    assert assert_state_of(session, session.tokens, with_context=last is not None) == session.memory.position
     if last is None:  # cancelled while the prompt was read
         assert session.tokens == prompt[: len(session.tokens)]
     else:

@@ -68,7 +68,7 @@ def test_state_after_every_round(family, kind, accepts, width):
     assert [*PROMPT, *reply.tokens] == text
     session.finish()
     # The newest token was never fed, so its row does not exist.
-    assert assert_state_of(session, text, one_pass=True) == session.position == len(text) - 1
+    assert assert_state_of(session, text, one_pass=True) == session.memory.position == len(text) - 1
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "muse_glimmer"])
@@ -90,7 +90,7 @@ def test_cancel_takes_back_the_round_in_flight(family, accepts, results):
     read = [token for result in seen for token in result.tokens]
     assert session.finish_reason == "cancelled"
     assert session.tokens == [*PROMPT, *read]
-    assert assert_state_of(session, session.tokens) == session.position == N + len(read) - 1
+    assert assert_state_of(session, session.tokens) == session.memory.position == N + len(read) - 1
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "llama_sliding"])
@@ -98,7 +98,7 @@ def test_cancel_of_plain_decoding(family):
     session = PlainSession(lively_target(family))
     advance(session, Request(PROMPT, 64), 9)
     session.finish(reason="cancelled")
-    assert assert_state_of(session, session.tokens) == session.position == N + 8
+    assert assert_state_of(session, session.tokens) == session.memory.position == N + 8
 
 
 @pytest.mark.parametrize("family", CRITICAL)
@@ -113,7 +113,7 @@ def test_cancel_while_the_prompt_is_read(family):
     session.finish()
     assert session.tokens == long[:21]
     # The drafter's first row is decided by the whole prompt: here none was due yet.
-    assert session.state.length.item() == session.position == 21
+    assert session.memory.state.length.item() == session.memory.position == 21
     # The same prompt again goes on where the reading stopped.
     reply = run(session, Request(long, 8, width=BLOCK))
     assert reply.cached == 21
@@ -132,7 +132,7 @@ def test_a_stop_string_cuts_inside_a_block(family, keep):
     text = [*PROMPT, *lively_reply(family)]
     length = N + 1 + 2 * BLOCK + keep
     assert session.tokens == text[:length]
-    assert assert_state_of(session, text) == session.position == length - 1
+    assert assert_state_of(session, text) == session.memory.position == length - 1
     assert session.finish_reason == "stop"
 
 
@@ -146,7 +146,7 @@ def test_a_stop_token_inside_a_block(family, offset):
     reply = run(session, request)
     assert reply.finish_reason == "stop"
     assert reply.tokens == list(plain[: at + 1])
-    assert assert_state_of(session, [*PROMPT, *plain]) == session.position == N + at
+    assert assert_state_of(session, [*PROMPT, *plain]) == session.memory.position == N + at
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "muse_glimmer"])
@@ -156,7 +156,7 @@ def test_the_token_limit_inside_a_block(family, limit):
     session = drafting(family, RIGHT)
     reply = run(session, Request(PROMPT, limit, width=BLOCK))
     assert reply.tokens == list(plain[:limit])
-    assert assert_state_of(session, [*PROMPT, *plain]) == session.position == N + limit - 1
+    assert assert_state_of(session, [*PROMPT, *plain]) == session.memory.position == N + limit - 1
 
 
 def test_an_error_inside_a_round_leaves_nothing_behind():
@@ -173,7 +173,7 @@ def test_the_recurrent_state_stays_float32_with_bfloat16_weights(family):
     kind = "bf16" if "bf16" in formats(family) else "f32"
     session = drafting(family, ramp(BLOCK - 1), kind=kind)
     run(session, Request(PROMPT, 30, width=BLOCK))
-    assert {str(state.recurrent.dtype) for state in session.state.recurrent} == {"mlx.core.float32"}
+    assert {str(state.recurrent.dtype) for state in session.memory.state.recurrent} == {"mlx.core.float32"}
 
 
 @pytest.mark.slow

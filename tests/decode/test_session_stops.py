@@ -33,7 +33,7 @@ def check(session: Session, reply: Reply, plain: tuple[int, ...], limit: int, st
     assert session.tokens == [*PROMPT, *plain[:length]]
     assert session.step() is None
     # Nothing after the end is remembered: the newest token itself has no row yet.
-    assert assert_state_of(session, [*PROMPT, *plain]) == session.position == N + length - 1
+    assert assert_state_of(session, [*PROMPT, *plain]) == session.memory.position == N + length - 1
 
 
 @pytest.mark.parametrize(("family", "schedule"), thinned(["qwen3_5", "muse_glimmer"], [*SCHEDULES, None]))

@@ -128,7 +128,7 @@ def test_a_shared_part_with_windows(family, shared):
     # Rows the window has passed are gone, so a prompt that turns off early is read again.
     session = new_session(family)
     text = [*EXTRA, *run(session, request(EXTRA, 13)).tokens]
-    left = session.state.sliding.base
+    left = session.memory.state.sliding.base
     assert 7 < left < 20  # the lengths tried lie on both sides of the border
     prompt = [*text[:shared], *PROMPT]
     reply = run(session, request(prompt))
@@ -164,7 +164,7 @@ def test_a_prompt_after_one_that_was_cancelled_while_read(family, read, length):
     long = [*PROMPT, *lively_reply(family)]
     session = new_session(family)
     session.begin(request(long[:40], prefill_chunk=7 if read < 39 else 13))
-    while session.position < read:
+    while session.memory.position < read:
         session.step()
     session.finish()
     # The token after the last row read may stay: it needs no row yet.

@@ -62,10 +62,10 @@ def test_while_rounds_run_nothing_is_settled_by_itself():
     """One read and one write of the state: the kept rows are applied by the next pass alone."""
     session = drafting("qwen3_5", ramp(BLOCK - 1))
     advance(session, Request(PROMPT, 64, width=BLOCK), 4)
-    for state in session.state.recurrent:
+    for state in session.memory.state.recurrent:
         assert isinstance(state, UnsettledState)
         assert "recurrent" not in vars(state)
-    for record in session.state.passes:
+    for record in session.memory.state.passes:
         assert all(isinstance(tape.before, GatedDeltaState) for tape in record.tapes)
         # A part of wider rows would be copied by every kernel that reads it: by this pass's, and by the next one's.
         for tape in record.tapes:

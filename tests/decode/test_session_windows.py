@@ -145,9 +145,9 @@ def drafted_session(family: str, drafter: ScriptedDrafter | None, tokens: int) -
 def test_a_sliding_row_sees_exactly_the_last_window(tight, tokens, group):
     # The last layer slides, so a changed row reaches the logits of exactly those who see it.
     session = drafted_session("llama_sliding", None, tokens)
-    state, layer = session.state, len(session.state.sliding.keys) - 1
+    state, layer = session.memory.state, len(session.memory.state.sliding.keys) - 1
     ids = mx.array([TEXT[:group]], dtype=mx.int32)
-    start = session.position
+    start = session.memory.position
     before = session.target.forward(ids, state.copy()).logits
     for position in range(state.sliding.base, state.sliding.base + state.sliding.capacity):
         probe = state.copy()
@@ -161,7 +161,7 @@ def test_a_sliding_row_sees_exactly_the_last_window(tight, tokens, group):
 @pytest.mark.parametrize("tokens", [3, 4, 40])
 def test_muse_glimmer_slides_alike(tight, tokens):
     session = drafted_session("muse_glimmer", None, tokens)
-    state, start = session.state, session.position
+    state, start = session.memory.state, session.memory.position
     ids = mx.array([[50]], dtype=mx.int32)
     before = session.target.forward(ids, state.copy()).logits
     for position in range(state.sliding.base, state.sliding.base + state.sliding.capacity):
@@ -207,7 +207,7 @@ def test_block_rows_see_each_other_within_the_window(causal, window):
 def test_a_block_row_sees_what_is_nearer_than_the_window(tight, tokens, width, causal):
     drafter = one_layer_drafter(causal=causal)
     session = drafted_session("qwen3", drafter, tokens)
-    context, start = session.context, session.position
+    context, start = session.memory.context, session.memory.position
     block = drafter.block_embeddings(mx.array([50], dtype=mx.int32), width, session.target)
     before = drafter.hidden(block, context.copy())
     held = context.buffers
@@ -258,11 +258,11 @@ def test_a_long_prompt_gives_its_room_back():
     prompt = (TEXT * 60)[:1000]
     session.begin(Request(prompt, 4, width=5, prefill_chunk=500))
     session.step()
-    assert session.state.sliding.capacity >= 500
+    assert session.memory.state.sliding.capacity >= 500
     session.step()
-    assert session.state.sliding.capacity <= 128
-    assert session.context.buffers.capacity <= 128
-    assert session.state.full.capacity >= 1000
+    assert session.memory.state.sliding.capacity <= 128
+    assert session.memory.context.buffers.capacity <= 128
+    assert session.memory.state.full.capacity >= 1000
 
 
 @pytest.mark.slow
@@ -279,4 +279,4 @@ def test_1000_tokens_with_the_ordinary_room(family):
         each=lambda _: assert_state_of(session, text) if next(checked) % 7 == 0 else None,
     )
     assert reply.tokens == plain
-    assert session.state.sliding.base > 500
+    assert session.memory.state.sliding.base > 500

@@ -208,7 +208,7 @@ def test_cancel_anywhere_and_go_on(family: str) -> None:
             next(stream)
         stream.close()
         assert owner().call(lambda session=session: (session.busy, session.finish_reason)) == (False, "cancelled")
-        known, position = list(session.tokens), session.position
+        known, position = list(session.tokens), session.memory.position
         assert len(known) - position in (0, 1), "tokens that were never read must not count as known"
         turn = [LONG, PROMPT, [*known, 4]][number]
         wanted = expected[number] if number < 2 else d2.generate(engine, turn, brief).token_ids
@@ -280,7 +280,7 @@ def test_an_error_inside_a_reply_reaches_its_reader_only(monkeypatch: pytest.Mon
     ids = [*next(staying).token_ids]
     session = d2.new_session(engine)
     calls: list[int] = []
-    real = session._queue_round
+    real = session._round
 
     def fail_at_third(*args: Any) -> None:
         calls.append(1)
@@ -288,7 +288,7 @@ def test_an_error_inside_a_reply_reaches_its_reader_only(monkeypatch: pytest.Mon
             raise ZeroDivisionError("the device fell over")
         real(*args)
 
-    monkeypatch.setattr(session, "_queue_round", fail_at_third)
+    monkeypatch.setattr(session, "_round", fail_at_third)
     with pytest.raises(ZeroDivisionError, match="fell over"):
         d2.generate(engine, PROMPT, d2.GenerationConfig(max_tokens=60), session=session)
     ids += [token for event in staying for token in event.token_ids]
