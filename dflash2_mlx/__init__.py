@@ -17,6 +17,10 @@ __version__ = "0.1.0"
 
 # The names are resolved on first use (PEP 562): importing the package imports no MLX.
 if typing.TYPE_CHECKING:
+    from . import analysis as analysis
+    from . import bench as bench
+    from . import training as training
+    from . import tuning as tuning
     from .checkpoints.configs import ModelFacts, check_pair, check_pairing, describe_config
     from .checkpoints.convert import Conversion, convert_drafter
     from .checkpoints.files import embedded_pair

@@ -77,7 +77,7 @@ def test_what_type_checkers_see_is_what_is_resolved():
     seen = {
         alias.asname or alias.name: f"{d2.__name__}.{node.module}"
         for node in ast.walk(source)
-        if isinstance(node, ast.ImportFrom) and node.col_offset > 0
+        if isinstance(node, ast.ImportFrom) and node.col_offset > 0 and node.module is not None
         for alias in node.names
     }
     assert seen.keys() == set(d2.__all__)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..errors import AppError
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 NONE = "default"  # the word that takes a setting back
 DEFAULT_MAX_TOKENS = 4096
@@ -57,8 +56,6 @@ class ReplySettings:
 
     def sampling(self) -> d2.SamplingConfig:
         """The library's form of how tokens are drawn."""
-        import dflash2_mlx as d2
-
         return d2.SamplingConfig(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -74,8 +71,6 @@ class ReplySettings:
 
     def config(self, mode: str, most_tokens: int | None = None) -> d2.GenerationConfig:
         """The library's form of one reply; `most_tokens` is what the model's context leaves."""
-        import dflash2_mlx as d2
-
         limit = self.max_tokens if most_tokens is None else min(self.max_tokens, most_tokens)
         return d2.GenerationConfig(
             max_tokens=limit,

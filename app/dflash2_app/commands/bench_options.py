@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..bench.presets import (
     PRESET_TOKENS,
@@ -39,9 +41,6 @@ from .options import (
     valued,
 )
 from .parsers import Numbers, TokenBias, filled, integer, json_object, number, numbers, one_of, path
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 _prompts = valued("Prompts")
 _measure = valued("Measurement")

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import dflash2_mlx as d2
+
 from ..console.output import Output
 from ..errors import UsageError
 from ..reports.machine import first_use_note
 from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, path, token_bias
 
 if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
     from ..engine.model import Configured
     from ..engine.setup import Setup
     from ..settings.resolve import Effective
@@ -358,8 +358,6 @@ class SamplingOptions:
 
     def config(self) -> d2.SamplingConfig:
         """Translate to the library's settings, for commands that read no settings."""
-        import dflash2_mlx as d2
-
         return d2.SamplingConfig(**self.given(), **self.extra())
 
     def without_effect(self, effective: Effective | None = None, *, drafts: bool = True) -> list[str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import dflash2_mlx as d2
 
 from ..settings.names import MINI
 from .samples import DEFAULT_CODE, DEFAULT_QUESTION, MINI_QUESTION
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 Kind = Literal["plain", "accepted", "bonus"]
 
