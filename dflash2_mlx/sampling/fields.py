@@ -15,8 +15,8 @@ from typing import Any
 from ..validation import check_integer, check_number, refusal
 
 # Where settings keep a field, as oMLX does: with a model; for all models; what `force_sampling` takes from a request.
-MODEL, GLOBAL, FORCED = "model", "global", "forced"
-EXTRA = "extra"  # with a model, in our own file beside oMLX's
+MODEL_KEY, GLOBAL_KEY, FORCED_KEY = "model", "global", "forced"
+EXTRA_KEY = "extra"  # with a model, in our own file beside oMLX's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,36 +115,37 @@ class Biases(Field):
 
 
 TEMPERATURE = Number(
-    name="temperature", default=0.0, least=0, request_most=2.0, settings=(MODEL, GLOBAL, FORCED), greedy=True,
-    about="0 takes the likeliest token",
+    name="temperature", default=0.0, least=0, request_most=2.0, greedy=True,
+    settings=(MODEL_KEY, GLOBAL_KEY, FORCED_KEY), about="0 takes the likeliest token",
 )  # fmt: skip
 TOP_P = Number(
-    name="top_p", default=1.0, least=0, most=1, open_least=True, request_most=1, settings=(MODEL, GLOBAL, FORCED),
-    greedy=False, about="Keep the likeliest tokens that hold this share",
+    name="top_p", default=1.0, least=0, open_least=True, most=1, request_most=1, greedy=False,
+    settings=(MODEL_KEY, GLOBAL_KEY, FORCED_KEY), about="Keep the likeliest tokens that hold this share",
 )  # fmt: skip
 TOP_K = Integer(
-    name="top_k", default=0, least=0, request_most=2**31 - 1, settings=(MODEL, GLOBAL, FORCED), greedy=False,
-    about="Keep the K likeliest tokens; 0 keeps all",
+    name="top_k", default=0, least=0, request_most=2**31 - 1, greedy=False,
+    settings=(MODEL_KEY, GLOBAL_KEY, FORCED_KEY), about="Keep the K likeliest tokens; 0 keeps all",
 )  # fmt: skip
 MIN_P = Number(
-    name="min_p", default=0.0, least=0, most=1, request_most=1, settings=(MODEL,), greedy=False,
-    about="Drop tokens below this share of the likeliest",
+    name="min_p", default=0.0, least=0, most=1, request_most=1, greedy=False,
+    settings=(MODEL_KEY,), about="Drop tokens below this share of the likeliest",
 )  # fmt: skip
 PRESENCE_PENALTY = Number(
-    name="presence_penalty", default=0.0, least=-2, most=2, request_most=2, settings=(MODEL,), greedy=True,
-    about="Taken once off what the reply holds",
+    name="presence_penalty", default=0.0, least=-2, most=2, request_most=2, greedy=True,
+    settings=(MODEL_KEY,), about="Taken once off what the reply holds",
 )  # fmt: skip
 FREQUENCY_PENALTY = Number(
-    name="frequency_penalty", default=0.0, least=-2, most=2, request_most=2, settings=(EXTRA,), greedy=True,
-    about="Taken off per time the reply holds it",
+    name="frequency_penalty", default=0.0, least=-2, most=2, request_most=2, greedy=True,
+    settings=(EXTRA_KEY,), about="Taken off per time the reply holds it",
 )  # fmt: skip
 REPETITION_PENALTY = Number(
-    name="repetition_penalty", default=1.0, least=0, open_least=True, request_most=10, settings=(MODEL, GLOBAL),
-    greedy=True, about="Damps what prompt and reply hold; 1 is off",
+    name="repetition_penalty", default=1.0, least=0, open_least=True, request_most=10, greedy=True,
+    settings=(MODEL_KEY, GLOBAL_KEY), about="Damps what prompt and reply hold; 1 is off",
 )  # fmt: skip
 LOGIT_BIAS = Biases(
-    name="logit_bias", default=None, request_most=100, greedy=True, about="Add VALUE to a token's logit; repeatable"
-)
+    name="logit_bias", default=None, request_most=100, greedy=True,
+    about="Add VALUE to a token's logit; repeatable",
+)  # fmt: skip
 SEED = Integer(
     name="seed", default=None, least=0, most=2**64 - 1, request_most=2**64 - 1, greedy=False,
     about="The same seed gives the same text",
