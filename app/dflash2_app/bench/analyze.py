@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import SETTINGS, TEMPERATURE
 
 from ..console.output import Output
 from ..errors import UsageError
@@ -93,12 +94,7 @@ def _subject(engine: d2.Engine, prompts: Sequence[Prompt], options: AnalysisOpti
         "prompts": len(prompts),
         "max_tokens": options.config.max_tokens,
         "sampling": {
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
+            **{name: getattr(sampling, name) for name in SETTINGS if name != TEMPERATURE.name},
             "seed": sampling.seed or 0,
             "lossless_mode": sampling.lossless_mode or "rejection",
         },

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import FIELDS, TEMPERATURE
 
 from .endpoint import Answer, Server
 
@@ -106,16 +107,10 @@ def request_options(
     if setting.temperature is None:
         return options
     options |= {"temperature": setting.temperature, "seed": plan.seed + place}
-    neutral = {
-        "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-    }  # fmt: skip
-    given = {
-        "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-    }  # fmt: skip
-    options |= {name: value for name, value in given.items() if value != neutral[name]}
+    for field in FIELDS:
+        value = getattr(sampling, field.name)
+        if field.settings and field is not TEMPERATURE and value != field.default:
+            options[field.name] = value
     if sampling.logit_bias:
         options["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return options

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import SETTINGS
 
 from ..errors import AppError
 from ..settings.names import Named
@@ -75,8 +76,7 @@ class Configured:
             library: further fields of its `GenerationConfig`.
         """
         values = self.effective
-        names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-        drawn = {name: values[name] for name in (*names, "repetition_penalty")}
+        drawn = {name: values[name] for name in SETTINGS}
         chosen = {
             "max_tokens": values["max_tokens"],
             "block_size": self.block_size,
