@@ -13,7 +13,6 @@ from dflash2_mlx.sampling.fields import (
     IDLE_AT_ZERO,
     LOSSLESS_MODE,
     NUMBERS,
-    REPETITION_PENALTY,
     SEED,
     TEMPERATURE,
     TOP_K,
@@ -40,11 +39,6 @@ if TYPE_CHECKING:
 
 OWN_PROMPTS = "own prompts"
 _IDLE = [name for name in IDLE_AT_ZERO if name != SEED.name]  # the seed is the measurement's, not of its sampling
-_SAMPLING: dict[str, tuple[float, float]] = {
-    field.name: (field.least, 100 if field is REPETITION_PENALTY else field.request_most)
-    for field in NUMBERS
-    if field is not TEMPERATURE
-}
 
 
 @dataclass(frozen=True)
@@ -182,8 +176,12 @@ def _sampling(fields: Fields) -> dict[str, Any]:
     """How tokens are drawn at the temperatures above 0, as far as it was stated."""
     import dflash2_mlx as d2
 
-    stated: dict[str, Any] = {name: fields.number(name, *bounds) for name, bounds in _SAMPLING.items()}
-    stated[TOP_K.name] = fields.integer(TOP_K.name, TOP_K.least)
+    stated: dict[str, Any] = {
+        number.name: fields.number(number.name, number.least, number.request_most)
+        for number in NUMBERS
+        if number is not TEMPERATURE
+    }
+    stated[TOP_K.name] = fields.integer(TOP_K.name, TOP_K.least, TOP_K.request_most)
     stated[LOSSLESS_MODE.name] = fields.one_of(LOSSLESS_MODE.name, *LOSSLESS_MODE.choices)
     stated = {name: value for name, value in stated.items() if value is not None}
     try:
