@@ -58,9 +58,10 @@ APPLICATION_NEEDS = set(
     "dflash2_mlx filelock huggingface_hub llguidance matplotlib numpy prompt_toolkit pyarrow rich starlette typer "
     "uvicorn".split()
 )
-# What an application may import of the library: its public names and the public sub-packages.
+# What an application may import of the library: its public names, the public sub-packages and the table of sampling.
 PUBLIC_MODULES = {
     "dflash2_mlx",
+    "dflash2_mlx.sampling.fields",
     "dflash2_mlx.training",
     "dflash2_mlx.analysis",
     "dflash2_mlx.bench",

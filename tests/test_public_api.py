@@ -1,7 +1,9 @@
-"""What `import dflash2_mlx` gives: exactly the names of `__all__`, and no work done yet."""
+"""What `import dflash2_mlx` gives: exactly the names of `__all__`, on first use, and no work done yet."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import json
 import subprocess
@@ -14,18 +16,22 @@ import pytest
 import dflash2_mlx as d2
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("analysis", "bench", "training", "tuning")  # public, beside the names
 
 # Asked of a fresh interpreter, since this one has long been at work.
 PROBE = """
 import json, sys, threading
 before = set(threading.enumerate())
 import dflash2_mlx
+loaded = sorted(name for name in sys.modules if name.split(".")[0] in ("mlx", "mlx_lm", "numpy", "huggingface_hub"))
+for name in dflash2_mlx.__all__:
+    getattr(dflash2_mlx, name)
 from dflash2_mlx.device.runtime import owner
 print(json.dumps({
+    "loaded": loaded,
     "threads": [t.name for t in threading.enumerate() if t not in before],
     "owner": owner.cache_info().currsize,
     "application": sorted(name for name in sys.modules if name.split(".")[0] in ("dflash2_app", "typer", "starlette")),
-    "names": sorted(name for name in vars(dflash2_mlx) if not name.startswith("_")),
 }))
 """
 
@@ -47,18 +53,50 @@ def imported() -> dict[str, object]:
 
 def test_importing_does_no_work():
     found = imported()
+    assert found["loaded"] == [], "importing imports MLX"
     assert found["threads"] == [], "importing starts threads"
     assert found["owner"] == 0, "importing starts the owner thread"
     assert found["application"] == [], "the library imports the application"
 
 
 def test_all_is_exactly_what_can_be_imported():
+    for name in d2.__all__:
+        getattr(d2, name)  # resolved now, so that each stands among the others
     # Submodules are attributes of the package once imported; they are not part of its promise.
     public = {
         name for name, value in vars(d2).items() if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     assert public == set(d2.__all__)
     assert len(d2.__all__) == len(set(d2.__all__))
+    assert set(dir(d2)) == {*d2.__all__, *PACKAGES, "__version__"}
+
+
+def test_what_type_checkers_see_is_what_is_resolved():
+    """The names stand there twice: imported for type checkers, and in the table that first use looks in."""
+    source = ast.parse(Path(d2.__file__).read_text(encoding="utf-8"))
+    seen = {
+        alias.asname or alias.name: f"{d2.__name__}.{node.module}"
+        for node in ast.walk(source)
+        if isinstance(node, ast.ImportFrom) and node.col_offset > 0 and node.module is not None
+        for alias in node.names
+    }
+    assert seen.keys() == set(d2.__all__)
+    for name, module in seen.items():
+        assert getattr(d2, name) is getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_public_package_is_there_without_an_import_of_its_own(name):
+    probe = f"import dflash2_mlx; print(dflash2_mlx.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"dflash2_mlx.{name}\n", done.stderr
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="'dflash2_mlx' has no attribute 'nonsense'"):
+        d2.nonsense  # noqa: B018 - asking is the test
+    with pytest.raises(ImportError):
+        from dflash2_mlx import nonsense  # noqa: F401
 
 
 @pytest.mark.parametrize("name", d2.__all__)
@@ -81,8 +119,12 @@ def test_version():
 
 
 def test_errors_are_one_family():
-    errors = [value for value in vars(d2).values() if isinstance(value, type) and issubclass(value, Exception)]
-    assert len(errors) == 10
+    errors = [
+        value
+        for value in (getattr(d2, name) for name in d2.__all__)
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    assert len(errors) == 11
     assert all(issubclass(error, d2.Dflash2Error) for error in errors)
     assert issubclass(d2.ConfigError, ValueError) and issubclass(d2.SettingError, d2.ConfigError)
 

@@ -9,10 +9,11 @@ Exit codes: 0 done, 1 it failed, 2 the command line was wrong, 130 interrupted w
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 
 import typer
+
+import dflash2_mlx as d2
 
 FAILED = 1
 USAGE = 2
@@ -67,9 +68,6 @@ def explain(error: BaseException) -> Problem:
 
 def _setting(error: BaseException) -> str | None:
     """The message of an option that does not suit the model, named as the command line names it."""
-    if "dflash2_mlx" not in sys.modules:
-        return None
-    import dflash2_mlx as d2
 
     name, colon, rest = one_line(str(error)).partition(":")
     if name == "chat_template_kwargs":
@@ -104,20 +102,6 @@ def _describe(error: BaseException) -> str:
 def _table() -> list[tuple[type[BaseException], str | None]]:
     """List exception types with their hints: subclasses first, the first match counts."""
     return [
-        *_library_rows(),
-        (ImportError, "is the installation complete? On Linux: pip install 'mlx[cpu]'"),
-        (MemoryError, "a smaller --model, or --draft-bits 4, needs less"),
-        (OSError, None),
-    ]
-
-
-def _library_rows() -> list[tuple[type[BaseException], str | None]]:
-    # Only a library that was imported can have raised; importing it here would make a typing error slow.
-    if "dflash2_mlx" not in sys.modules:
-        return []
-    import dflash2_mlx as d2
-
-    return [
         (d2.PairError, "--drafter must be made for this very --model; --drafter none decodes without one"),
         (d2.LicenceError, "--draft-bits quantizes it in memory, where it is used, without a copy"),
         (d2.CheckpointError, "--model and --drafter take a folder with config.json and weights, or a Hub id"),
@@ -125,4 +109,7 @@ def _library_rows() -> list[tuple[type[BaseException], str | None]]:
         (d2.PromptError, None),
         (d2.ConfigError, None),
         (d2.Dflash2Error, None),
+        (ImportError, "is the installation complete? On Linux: pip install 'mlx[cpu]'"),
+        (MemoryError, "a smaller --model, or --draft-bits 4, needs less"),
+        (OSError, None),
     ]

@@ -7,6 +7,8 @@ them from whatever offered them to the whole process first, so a fast BLAS is lo
 The package scipy-openblas32 has one, under names that begin with `scipy_`. A library of three functions that hand
 their arguments on is compiled once, with the g++ that MLX's CPU back-end needs anyway, and kept in the user's cache.
 
+All this is done when MLX is asked for: what needs none of it, such as a command's help, does not wait for a compiler.
+
 Imports no MLX. Elsewhere than on Linux nothing is done.
 """
 
@@ -21,8 +23,11 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigError
@@ -97,6 +102,20 @@ def load_blas() -> Blas:
         return _load(Path(wanted) if wanted else _package_library())
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         return Blas(reason=" ".join(str(error).split())[:300])
+
+
+class _BeforeMlx(MetaPathFinder):
+    """Asked for every module before Python looks for it; finds none, and takes the request for MLX as its sign."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "mlx.core":
+            load_blas()
+
+
+def load_before_mlx() -> None:
+    """Have `load_blas` run when `mlx.core` is first imported, before it is, whoever imports it."""
+    if sys.platform == "linux":
+        sys.meta_path.insert(0, _BeforeMlx())
 
 
 def checked_blas() -> Blas:

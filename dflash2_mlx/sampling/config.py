@@ -1,11 +1,14 @@
-"""TODO."""
+"""How the next token is drawn: the caller's settings, checked by the table of `fields.py`.
+
+Invariant: a `SamplingConfig` that exists is one that sampling can follow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..validation import check_integer, check_number, refusal
+from .fields import FIELDS
 
 GREEDY_TEMPERATURE = 1e-5  # below this, sampling is greedy (spec D-8)
 
@@ -34,25 +37,8 @@ class SamplingConfig:
     lossless_mode: str | None = None
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, least=0.0)
-        if not 0 < check_number("top_p", self.top_p) <= 1:
-            raise refusal("top_p", self.top_p, "a number in (0, 1]")
-        check_integer("top_k", self.top_k, 0)
-        if not 0 <= check_number("min_p", self.min_p) <= 1:
-            raise refusal("min_p", self.min_p, "a number in [0, 1]")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= check_number(name, getattr(self, name)) <= 2:
-                raise refusal(name, getattr(self, name), "a number in [-2, 2]")
-        check_number("repetition_penalty", self.repetition_penalty, above=0.0)
-        if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
-        if self.lossless_mode not in (None, "rejection", "coupled"):
-            raise refusal("lossless_mode", self.lossless_mode, "'rejection' or 'coupled'")
-        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
-            raise refusal("logit_bias", self.logit_bias, "a mapping from token id to bias")
-        for token, bias in (self.logit_bias or {}).items():
-            check_integer("logit_bias", token, 0)
-            check_number("logit_bias", bias)
+        for item in FIELDS:
+            item.check(getattr(self, item.name))
 
     @property
     def greedy(self) -> bool:

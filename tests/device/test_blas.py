@@ -19,7 +19,7 @@ from dflash2_mlx.device import blas
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has a BLAS of its own")
 
-# The package without its `__init__`, whose imports take seconds: what it does first is what is tested.
+# The package without its `__init__`: here `load_blas` is called.
 ALONE = """
 import sys, types
 package = types.ModuleType("dflash2_mlx")
@@ -71,12 +71,36 @@ def report(cache: Path, before: str = "", **environment: str) -> dict[str, Any]:
 
 def test_libmlx_binds_to_it(tmp_path: Path) -> None:
     """The dynamic linker itself says to which library it bound MLX's three imports."""
-    ran = python(REPORT, tmp_path, LD_DEBUG="bindings", LD_DEBUG_OUTPUT=str(tmp_path / "linker"))
+    linker = {"LD_DEBUG": "bindings", "LD_DEBUG_OUTPUT": str(tmp_path / "linker")}
+    ran = python("import dflash2_mlx, mlx.core\n" + REPORT, tmp_path, **linker)
     lines = "\n".join(path.read_text(errors="replace") for path in tmp_path.glob("linker.*")).splitlines()
     for name in ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm"):
         (bound,) = [line for line in lines if f"`{name}'" in line and "libmlx.so" in line.split(" to ")[0]]
         assert str(tmp_path / "dflash2-mlx" / "blas-") in bound.split(" to ")[1]
     assert "scipy_openblas" in json.loads(ran.stdout)["library"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import dflash2_mlx; import mlx.core",
+        "import dflash2_mlx.device.runtime",
+        "import dflash2_mlx.sampling.logits",
+        "import dflash2_mlx as d2; d2.load",
+    ],
+)
+def test_it_is_loaded_whoever_imports_mlx_first(tmp_path: Path, first: str) -> None:
+    """Nobody calls `load_blas` here but Python itself, on its way to MLX."""
+    called = "assert 'mlx.core' in sys.modules and load_blas.cache_info().currsize == 1\n"
+    ran = python(first + "\n" + REPORT.replace("found =", called + "found ="), tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["library"] is not None
+
+
+def test_importing_the_package_loads_and_compiles_nothing(tmp_path: Path) -> None:
+    ran = python("import dflash2_mlx, sys\nassert 'mlx.core' not in sys.modules", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_of_its_own_has_it_and_computes_the_same(tmp_path: Path) -> None:

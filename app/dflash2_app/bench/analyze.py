@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import SETTINGS, TEMPERATURE
 
 from ..console.output import Output
 from ..errors import UsageError
 from .analyze_picture import draw_analysis
 from .analyze_text import analysis_lines
 from .sets import Prompt
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 TEMPERATURES = (0.0, 1.0)
 REPEATS = 15
@@ -51,12 +51,10 @@ def run_analysis(out: Output, engine: d2.Engine, prompts: Sequence[Prompt], opti
     Returns:
         what `json` prints
     """
-    from dflash2_mlx import analysis
-
     if engine.drafter is None:
         raise UsageError("--analyze: got no drafter, expected a pair: there is nothing to analyze in plain decoding")
     others = _others(out, engine, options.compare)
-    done = analysis.analyze(
+    done = d2.analysis.analyze(
         engine,
         prompts,
         options.config,
@@ -77,21 +75,17 @@ def run_analysis(out: Output, engine: d2.Engine, prompts: Sequence[Prompt], opti
 
 
 def _others(out: Output, engine: d2.Engine, names: Sequence[str]) -> Mapping[str, d2.Engine]:
-    from dflash2_mlx import analysis
-
     others: dict[str, d2.Engine] = {}
     for name in names:
         if name in others or name == engine.drafter_name:
             raise UsageError(f"--compare: got {name!r} twice, expected each drafter once")
         out.status(f"loading {name}")
-        others[name] = analysis.with_drafter(engine, name)
+        others[name] = d2.analysis.with_drafter(engine, name)
     return others
 
 
 def _subject(engine: d2.Engine, prompts: Sequence[Prompt], options: AnalysisOptions) -> dict[str, Any]:
     """What was measured, and on what."""
-    from dflash2_mlx import analysis
-
     sampling = options.config.sampling
     return {
         "model": engine.target_name,
@@ -100,16 +94,11 @@ def _subject(engine: d2.Engine, prompts: Sequence[Prompt], options: AnalysisOpti
         "prompts": len(prompts),
         "max_tokens": options.config.max_tokens,
         "sampling": {
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
+            **{name: getattr(sampling, name) for name in SETTINGS if name != TEMPERATURE.name},
             "seed": sampling.seed or 0,
             "lossless_mode": sampling.lossless_mode or "rejection",
         },
-        "machine": analysis.describe_machine(),
-        "versions": analysis.package_versions(),
+        "machine": d2.analysis.describe_machine(),
+        "versions": d2.analysis.package_versions(),
         "note": engine.row_cost_note,
     }

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from .presets import THINKING
 from .record import settings_json
 from .sets import PromptSet
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-    from dflash2_mlx import bench
 
 NO_PLAIN = "without width 1 there is nothing to compare with: no speed-up, no verdict, no advice"
 NO_THINKING = "without a chat template there is no thinking to switch on"
@@ -24,9 +22,7 @@ NO_THINKING = "without a chat template there is no thinking to switch on"
 
 def draw_sample(found: PromptSet, samples: int) -> PromptSet:
     """The sample of a set, by the authors' rule; all prompts where it has fewer."""
-    from dflash2_mlx import bench
-
-    return PromptSet(found.name, bench.draw(found.prompts, samples), found.revision)
+    return PromptSet(found.name, d2.bench.draw(found.prompts, samples), found.revision)
 
 
 def template_args(
@@ -45,7 +41,7 @@ class PairBench:
 
     engine: d2.Engine
     prompts: PromptSet
-    plan: bench.Plan
+    plan: d2.bench.Plan
     preset: str | None = None
     notes: tuple[str, ...] = ()
     busy: str | None = None
@@ -61,21 +57,17 @@ class PairBench:
         Raises:
             SettingError, PromptError: naming what it is.
         """
-        from dflash2_mlx import bench
+        d2.bench.check_plan(self.engine, self.prompts.prompts, self.plan)
 
-        bench.check_plan(self.engine, self.prompts.prompts, self.plan)
-
-    def record(self, events: Iterable[bench.Event], *, complete: bool) -> dict[str, Any]:
+    def record(self, events: Iterable[d2.bench.Event], *, complete: bool) -> dict[str, Any]:
         """What `bench --json` prints, of a measurement as far as it came."""
-        from dflash2_mlx import bench
-
         events = list(events)
-        runs = [event for event in events if isinstance(event, bench.Run)]
-        reports = bench.summarize(events)
+        runs = [event for event in events if isinstance(event, d2.bench.Run)]
+        reports = d2.bench.summarize(events)
         notes = list(self.notes)
         if self.engine.row_cost_note:
             notes.append(self.engine.row_cost_note)
-        if bench.PLAIN not in self.plan.widths:
+        if d2.bench.PLAIN not in self.plan.widths:
             notes.append(NO_PLAIN)
         record = empty_record(self.prompts, self.plan, self.preset, self.busy)
         record |= {
@@ -84,16 +76,14 @@ class PairBench:
             "drafter": self.engine.drafter_name,
             "block_size": self.engine.block_size,
             "settings": settings_json(reports, server=False),
-            "recommendation": asdict(bench.advise(reports)) if len(self.plan.widths) > 1 else None,
+            "recommendation": asdict(d2.bench.advise(reports)) if len(self.plan.widths) > 1 else None,
         }
         finish_record(record, runs, notes, complete=complete)
         return record
 
 
-def empty_record(prompts: PromptSet, plan: bench.Plan, preset: str | None, busy: str | None) -> dict[str, Any]:
+def empty_record(prompts: PromptSet, plan: d2.bench.Plan, preset: str | None, busy: str | None) -> dict[str, Any]:
     """The fields that every measurement has, in the order they are printed."""
-    from dflash2_mlx import analysis
-
     return {
         "kind": None,
         "complete": False,
@@ -113,8 +103,8 @@ def empty_record(prompts: PromptSet, plan: bench.Plan, preset: str | None, busy:
         "sampling": asdict(plan.sampling) | {"temperature": None, "seed": None},
         "chat_template": plan.chat_template,
         "chat_template_args": plan.chat_template_kwargs,
-        "machine": analysis.describe_machine(),
-        "versions": analysis.package_versions(),
+        "machine": d2.analysis.describe_machine(),
+        "versions": d2.analysis.package_versions(),
         "busy": busy,
         "notices": [],
         "acceptance_sources": [],
@@ -123,7 +113,9 @@ def empty_record(prompts: PromptSet, plan: bench.Plan, preset: str | None, busy:
     }
 
 
-def finish_record(record: dict[str, Any], runs: Sequence[bench.Run], notes: Sequence[str], *, complete: bool) -> None:
+def finish_record(
+    record: dict[str, Any], runs: Sequence[d2.bench.Run], notes: Sequence[str], *, complete: bool
+) -> None:
     """Add how far it came and what has to be told."""
     told = [notice for run in runs for notice in run.notices]
     record["requests"] = len(runs)

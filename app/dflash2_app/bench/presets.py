@@ -6,10 +6,9 @@ Owns: the published settings. Shared by the command and the page.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
+import dflash2_mlx as d2
 
 ANNOUNCEMENT, DEFAULT = "announcement", "default"
 PRESETS = (ANNOUNCEMENT, DEFAULT)
@@ -45,14 +44,11 @@ def preset_sampling(
         CheckpointError: the preset "default", and the target states no sampling.
         ConfigError: a value that sampling cannot have.
     """
-    import dflash2_mlx as d2
-    from dflash2_mlx import bench
-
     usual: dict[str, Any] = {}
     if preset == ANNOUNCEMENT:
         usual = {"temperature": 1.0, **ANNOUNCED}
     elif preset == DEFAULT and target is not None:
-        usual = bench.recommended_sampling(target)
+        usual = d2.bench.recommended_sampling(target)
     temperature = usual.pop("temperature", 0.0)
     return d2.SamplingConfig(**{**usual, **stated}), tuple(temperatures or (temperature,))
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+import dflash2_mlx as d2
 
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from dflash2_mlx import bench
 
 PHASES = ("draft", "select", "verify", "commit", "host_gap")
 _ABOUT = ("model", "drafter", "endpoint", "set", "max_tokens", "repeats", "seed")
@@ -58,7 +57,7 @@ def _open(option: str, path: Path) -> bool:
         raise UsageError(f"{option}: got {str(path)!r}, expected a writable file ({reason})") from None
 
 
-def settings_json(reports: Sequence[bench.SettingReport], *, server: bool) -> list[dict[str, Any]]:
+def settings_json(reports: Sequence[d2.bench.SettingReport], *, server: bool) -> list[dict[str, Any]]:
     """The field `settings`: what was measured, as plain JSON."""
     return [
         {
@@ -70,7 +69,7 @@ def settings_json(reports: Sequence[bench.SettingReport], *, server: bool) -> li
     ]
 
 
-def _arm_json(arm: bench.ArmReport, *, server: bool) -> dict[str, Any]:
+def _arm_json(arm: d2.bench.ArmReport, *, server: bool) -> dict[str, Any]:
     found = asdict(arm)
     found["mode"] = "server" if server else ("plain" if arm.width == 1 else "dflash2")
     if server:  # how it decodes, and in what memory, is its own business

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import FIELDS, TEMPERATURE
 
 from .endpoint import Answer, Server
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-    from dflash2_mlx import bench
 
 CHARACTERS_PER_TOKEN = 4  # a server's tokenizer is not known; what the context came to is in its token counts
 _COUNTER = re.compile(
@@ -84,7 +83,7 @@ def read_counters(page: str) -> Counters:
 class Served:
     """One request, with the server's own word on its acceptance."""
 
-    run: bench.Run
+    run: d2.bench.Run
     acceptance_length: float | None
     source: str | None
 
@@ -93,12 +92,12 @@ class Served:
 class Counted:
     """What a server's counters say of one setting, all requests together."""
 
-    setting: bench.Setting
+    setting: d2.bench.Setting
     counters: Counters
 
 
 def request_options(
-    plan: bench.Plan, setting: bench.Setting, place: int, chat_template_kwargs: Mapping[str, Any] | None
+    plan: d2.bench.Plan, setting: d2.bench.Setting, place: int, chat_template_kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The settings of one request; what stands at its neutral value is not sent, so that no server trips over it."""
     sampling: d2.SamplingConfig = plan.sampling
@@ -108,36 +107,28 @@ def request_options(
     if setting.temperature is None:
         return options
     options |= {"temperature": setting.temperature, "seed": plan.seed + place}
-    neutral = {
-        "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-    }  # fmt: skip
-    given = {
-        "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty, "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-    }  # fmt: skip
-    options |= {name: value for name, value in given.items() if value != neutral[name]}
+    for field in FIELDS:
+        value = getattr(sampling, field.name)
+        if field.settings and field is not TEMPERATURE and value != field.default:
+            options[field.name] = value
     if sampling.logit_bias:
         options["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return options
 
 
 def measure_server(
-    server: Server, prompts: Sequence[bench.BenchPrompt], plan: bench.Plan
-) -> Iterator[bench.Stage | Served | Counted]:
+    server: Server, prompts: Sequence[d2.bench.BenchPrompt], plan: d2.bench.Plan
+) -> Iterator[d2.bench.Stage | Served | Counted]:
     """Ask everything the plan asks for, one request at a time; an event per thing done."""
-    from dflash2_mlx import bench
-
     for setting in plan.settings:
         deep = [
-            bench.deepen(prompt, bench.filler(prompts, place, setting.depth, Quarters()))
+            d2.bench.deepen(prompt, d2.bench.filler(prompts, place, setting.depth, Quarters()))
             for place, prompt in enumerate(prompts)
         ]
-        yield bench.Stage(setting, "warming up")
+        yield d2.bench.Stage(setting, "warming up")
         options = request_options(plan, setting, 0, plan.chat_template_kwargs)
         server.ask(deep[0].first, {**options, "max_tokens": min(64, plan.max_tokens)}, chat=plan.chat_template)
-        yield bench.Stage(setting, "measuring")
+        yield d2.bench.Stage(setting, "measuring")
         before = read_counters(server.metrics())
         for repeat in range(plan.repeats):
             for place, prompt in enumerate(deep):
@@ -148,35 +139,31 @@ def measure_server(
         yield Counted(setting, read_counters(server.metrics()).since(before))
 
 
-def _run(setting: bench.Setting, repeat: int, place: int, answer: Answer) -> bench.Run:
-    from dflash2_mlx import bench
-
-    return bench.Run(
-        setting, bench.PLAIN, repeat, place, 0, answer.prompt_tokens, answer.completion_tokens,
+def _run(setting: d2.bench.Setting, repeat: int, place: int, answer: Answer) -> d2.bench.Run:
+    return d2.bench.Run(
+        setting, d2.bench.PLAIN, repeat, place, 0, answer.prompt_tokens, answer.completion_tokens,
         answer.first_token_s, answer.decode_s, 0, answer.finish_reason, (),
     )  # fmt: skip
 
 
 def summarize_server(
-    events: Sequence[bench.Stage | Served | Counted],
-) -> tuple[list[bench.SettingReport], list[str]]:
+    events: Sequence[d2.bench.Stage | Served | Counted],
+) -> tuple[list[d2.bench.SettingReport], list[str]]:
     """One arm per setting, and where its acceptance is from."""
-    from dflash2_mlx import bench
-
     served = [event for event in events if isinstance(event, Served)]
     counted = {event.setting: event.counters for event in events if isinstance(event, Counted)}
     sources = {event.source for event in served if event.source}
     reports = []
-    for report in bench.summarize([event.run for event in served]):
+    for report in d2.bench.summarize([event.run for event in served]):
         (arm,) = report.arms
         mine = [event for event in served if event.run.setting == report.setting]
-        length = bench.mean_over_requests(_by_request(mine))
+        length = d2.bench.mean_over_requests(_by_request(mine))
         shares: list[float | None] = []
         counters = counted.get(report.setting, Counters())
         if length is None and counters.drafts:
             length, shares = counters.acceptance_length, counters.acceptance_by_position
             sources.add("/metrics (vLLM), all requests together")
-        expected = bench.expected_length(shares) if shares else None
+        expected = d2.bench.expected_length(shares) if shares else None
         reports.append(
             replace(
                 report,
@@ -193,10 +180,8 @@ def summarize_server(
 
 def _by_request(served: Sequence[Served]) -> list[float | None]:
     """One value per request: repeats of it are averaged."""
-    from dflash2_mlx import bench
-
     places = sorted({event.run.prompt for event in served})
     return [
-        bench.mean_over_requests(event.acceptance_length for event in served if event.run.prompt == place)
+        d2.bench.mean_over_requests(event.acceptance_length for event in served if event.run.prompt == place)
         for place in places
     ]

@@ -10,12 +10,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..errors import AppError
-
-if TYPE_CHECKING:
-    from dflash2_mlx import bench
 
 MINI = "mini"
 _STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -69,7 +68,7 @@ class PromptSet:
     """Prompts, and where they are from; `revision` is the Hub's commit, None for local ones."""
 
     name: str
-    prompts: list[bench.BenchPrompt]
+    prompts: list[d2.bench.BenchPrompt]
     revision: str | None = None
 
 
@@ -79,10 +78,8 @@ def load_set(name: str) -> PromptSet:
     Raises:
         AppError: the set cannot be fetched, or does not hold what it should.
     """
-    from dflash2_mlx import bench
-
     if name == MINI:
-        return PromptSet(name, bench.mini_prompts())
+        return PromptSet(name, d2.bench.mini_prompts())
     source = SETS[name]
     folder = _fetch(name, source)
     rows = _rows(name, source, folder)
@@ -140,16 +137,14 @@ def _parquet(name: str, file: Path) -> list[Row]:
     return rows
 
 
-def _prompt(name: str, source: HubSet, row: Row, number: int) -> bench.BenchPrompt:
-    from dflash2_mlx import bench
-
+def _prompt(name: str, source: HubSet, row: Row, number: int) -> d2.bench.BenchPrompt:
     try:
         turns = source.turns(row)
     except (KeyError, TypeError):
         turns = []
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise AppError(f"--set: got {name!r}, expected a prompt in row {number} of {source.repo}, found {_keys(row)}")
-    return bench.BenchPrompt(turns[0], tuple(turns[1:]), name)
+    return d2.bench.BenchPrompt(turns[0], tuple(turns[1:]), name)
 
 
 def _keys(row: Any) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import dflash2_mlx as d2
 
 from ..engine.thinking import ThinkingSplitter
 from ..errors import AppError
@@ -19,9 +21,6 @@ from .record import Chat, Message
 from .settings import ReplySettings
 from .store import ANY, ChangedElsewhere, ChatStore
 from .view import View
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 Loader = Callable[[str, str | None], "d2.Engine"]
 
@@ -78,8 +77,6 @@ class ChatApp:
     # The pair.
 
     def _adopt(self, engine: d2.Engine) -> None:
-        import dflash2_mlx as d2
-
         self.engine = engine
         cache = self._rules.prefix_cache if self._rules is not None else None
         self.conversation = d2.Conversation(engine, prefix_cache=cache)

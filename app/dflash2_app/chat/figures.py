@@ -6,10 +6,9 @@ Owns: the line under a reply, the status line while it is written, and the sums 
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
+import dflash2_mlx as d2
 
 SEPARATOR = " · "
 

@@ -6,6 +6,8 @@ lines after it were written for another state.
 
 from __future__ import annotations
 
+import dflash2_mlx as d2
+
 from ..errors import AppError, explain
 from .app import ChatApp
 from .reader import Reader
@@ -19,8 +21,6 @@ def run_chat(app: ChatApp, reader: Reader) -> None:
         AppError, Dflash2Error, OSError: in a pipe.
         KeyboardInterrupt: in a pipe, or when Ctrl-C was pressed twice during a reply.
     """
-    import dflash2_mlx as d2
-
     # RuntimeError is what MLX raises when an allocation fails.
     expected = (AppError, d2.Dflash2Error, OSError, MemoryError, RuntimeError)
     while True:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import IDLE_AT_ZERO, INTEGERS, LOSSLESS_MODE, NAMES
 
 from ..errors import AppError
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 NONE = "default"  # the word that takes a setting back
 DEFAULT_MAX_TOKENS = 4096
@@ -57,25 +57,10 @@ class ReplySettings:
 
     def sampling(self) -> d2.SamplingConfig:
         """The library's form of how tokens are drawn."""
-        import dflash2_mlx as d2
-
-        return d2.SamplingConfig(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias,
-            seed=self.seed,
-            lossless_mode=self.lossless_mode,
-        )
+        return d2.SamplingConfig(**{name: getattr(self, name) for name in NAMES})
 
     def config(self, mode: str, most_tokens: int | None = None) -> d2.GenerationConfig:
         """The library's form of one reply; `most_tokens` is what the model's context leaves."""
-        import dflash2_mlx as d2
-
         limit = self.max_tokens if most_tokens is None else min(self.max_tokens, most_tokens)
         return d2.GenerationConfig(
             max_tokens=limit,
@@ -108,12 +93,12 @@ class ReplySettings:
     @classmethod
     def from_config(cls, config: d2.GenerationConfig) -> ReplySettings:
         """From the library's form, for instance of a model's configured settings."""
-        drawn = {name: getattr(config.sampling, name) for name in (*DEFAULTS, "logit_bias") if name not in _OF_REPLY}
+        drawn = {name: getattr(config.sampling, name) for name in NAMES}
         return cls(**drawn, **{name: getattr(config, name) for name in _OF_REPLY})
 
     def without_effect(self, name: str, *, drafts: bool) -> str | None:
         """Why a setting that was just given does nothing, if so."""
-        if name in ("top_p", "top_k", "min_p", "seed", "lossless_mode") and self.temperature == 0:
+        if name in IDLE_AT_ZERO and self.temperature == 0:
             return f"{name} has no effect at temperature 0"
         if name in ("block_size", "lossless_mode") and not drafts:
             return f"{name} has no effect without drafting"
@@ -121,9 +106,9 @@ class ReplySettings:
 
 
 DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(ReplySettings) if item.name != "logit_bias"}
-_WHOLE = {"top_k", "seed", "max_tokens", "block_size"}
+_WHOLE = {*(field.name for field in INTEGERS), "max_tokens", "block_size"}
 _OF_REPLY = {"max_tokens", "block_size", "verify_mode"}
-_WORDS = {"lossless_mode", "verify_mode"}
+_WORDS = {LOSSLESS_MODE.name, "verify_mode"}
 
 
 def _parse(name: str, text: str) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import dflash2_mlx as d2
+
 GB = 10**9
 _ANSWER_S = 2.0
 
@@ -106,9 +108,8 @@ def look_around(named: str | None, *, interactive: bool, seams: Seams) -> Situat
     configured = seams.configured()
     if configured is not None:
         return Situation(None, configured, False, False, interactive, None)
-    from dflash2_mlx.analysis import describe_machine
 
-    machine = describe_machine()
+    machine = d2.analysis.describe_machine()
     apple_silicon = machine["system"].startswith("Darwin") and machine["machine"] == "arm64"
     choice = None
     if apple_silicon:

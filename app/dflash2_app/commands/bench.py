@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..bench.analyze import REPEATS, TEMPERATURES, AnalysisOptions, run_analysis
 from ..bench.apply import check_pair_is_configured, write_block_size
@@ -40,10 +42,6 @@ from .bench_options import (
 )
 from .options import ModelOptions
 from .parsers import grouped
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-    from dflash2_mlx import bench as measuring
 
 
 @dataclass
@@ -93,10 +91,8 @@ def bench(
 
 def _prompts(sets: SetOptions, to_server: bool, out: Output) -> PromptSet:
     """The sample that is asked; a server is asked the first turn of a conversation only."""
-    from dflash2_mlx import bench as measuring
-
     if sets.prompts is not None:
-        found = PromptSet(sets.prompts.name, measuring.read_prompts(sets.prompts))
+        found = PromptSet(sets.prompts.name, d2.bench.read_prompts(sets.prompts))
     else:
         out.status(f"fetching the prompts of {sets.set or MINI}")
         found = load_set(sets.set or MINI)
@@ -106,7 +102,7 @@ def _prompts(sets: SetOptions, to_server: bool, out: Output) -> PromptSet:
     chosen = draw_sample(found, wanted)
     if to_server and any(prompt.follow_ups for prompt in chosen.prompts):
         out.note("a server is asked the first turn of each conversation only")
-        first = [measuring.BenchPrompt(prompt.first, (), prompt.family) for prompt in chosen.prompts]
+        first = [d2.bench.BenchPrompt(prompt.first, (), prompt.family) for prompt in chosen.prompts]
         chosen = PromptSet(chosen.name, first, chosen.revision)
     return chosen
 
@@ -121,8 +117,6 @@ def _analyze(
     results: ResultOptions,
     out: Output,
 ) -> None:
-    import dflash2_mlx as d2
-
     sampled, temperatures = sampling(drawn, measured, _target(models, measured))
     if measured.temperatures is None and measured.preset is None:
         temperatures = TEMPERATURES
@@ -148,13 +142,11 @@ def _bench_pair(
     drawn: DrawOptions,
     out: Output,
 ) -> tuple[dict[str, Any], BaseException | None]:
-    from dflash2_mlx import bench as measuring
-
     busy = busy_note()
     config, temperatures = sampling(drawn, measured, _target(models, measured))
     engine = models.load(out)
     variables, notes = _template_args(engine, sets, measured)
-    plan = measuring.Plan(
+    plan = d2.bench.Plan(
         widths=_integers(measured.widths, usual_widths(engine.block_size)),
         depths=_integers(measured.depths, (0,)),
         temperatures=temperatures,
@@ -169,7 +161,7 @@ def _bench_pair(
     told = (*idle_options(drawn, temperatures), *notes)
     measurement = PairBench(engine, prompts, plan, measured.preset, told, busy)
     measurement.check()
-    done = _follow(out, measuring.measure(engine, prompts.prompts, plan), measurement.requests)
+    done = _follow(out, d2.bench.measure(engine, prompts.prompts, plan), measurement.requests)
     return measurement.record(done.events, complete=done.problem is None), done.problem
 
 
@@ -192,8 +184,6 @@ def _bench_server(
     options: ServerOptions,
     out: Output,
 ) -> tuple[dict[str, Any], BaseException | None]:
-    from dflash2_mlx import bench as measuring
-
     config, chosen = sampling(drawn, measured, None)
     temperatures: tuple[float | None, ...] = chosen
     notes = ["a server's tokens/s count from its first piece of text, which may hold several tokens"]
@@ -204,8 +194,8 @@ def _bench_server(
     else:
         notes += idle_options(drawn, chosen)
     thinking = THINKING if measured.preset is not None and not sets.no_chat_template else {}
-    plan = measuring.Plan(
-        widths=(measuring.PLAIN,),
+    plan = d2.bench.Plan(
+        widths=(d2.bench.PLAIN,),
         depths=_integers(measured.depths, (0,)),
         temperatures=temperatures,
         repeats=measured.repeats,
@@ -254,8 +244,6 @@ def _report(record: dict[str, Any], results: ResultOptions, out: Output) -> None
 
 def _follow(out: Output, events: Iterator[Any], total: int) -> Measured:
     """Collect events until they end, or something ends them, and show how far they are."""
-    import dflash2_mlx as d2
-
     done = Measured()
     try:
         for event in _shown(out, events, total):
@@ -271,18 +259,14 @@ def _follow(out: Output, events: Iterator[Any], total: int) -> Measured:
 
 
 def _is_request(event: Any) -> bool:
-    from dflash2_mlx import bench as measuring
-
-    return isinstance(event, (measuring.Run, Served))
+    return isinstance(event, (d2.bench.Run, Served))
 
 
 def _shown(out: Output, events: Iterator[Any], total: int) -> Iterator[Any]:
     """Pass events on: with a bar on a terminal, a line per stage elsewhere."""
-    from dflash2_mlx import bench as measuring
-
     if not is_terminal(sys.stderr):
         for event in events:
-            if isinstance(event, measuring.Stage):
+            if isinstance(event, d2.bench.Stage):
                 out.info(_stage(event))
             yield event
         return
@@ -294,14 +278,14 @@ def _shown(out: Output, events: Iterator[Any], total: int) -> Iterator[Any]:
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=total)
         for event in events:
-            if isinstance(event, measuring.Stage):
+            if isinstance(event, d2.bench.Stage):
                 progress.update(task, description=_stage(event))
             elif _is_request(event):
                 progress.advance(task)
             yield event
 
 
-def _stage(stage: measuring.Stage) -> str:
+def _stage(stage: d2.bench.Stage) -> str:
     temperature = stage.setting.temperature
     drawn = "the server's own sampling" if temperature is None else f"temperature {temperature:g}"
     return f"{drawn}, depth {stage.setting.depth}: {stage.doing}"

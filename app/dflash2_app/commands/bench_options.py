@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import IDLE_AT_ZERO, TEMPERATURE
 
 from ..bench.presets import (
     PRESET_TOKENS,
@@ -36,12 +39,11 @@ from .options import (
     TopP,
     biases_by_token,
     lossless_mode,
+    option_name,
+    parser_of,
     valued,
 )
-from .parsers import Numbers, TokenBias, filled, integer, json_object, number, numbers, one_of, path
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
+from .parsers import Numbers, TokenBias, filled, integer, json_object, numbers, one_of, path
 
 _prompts = valued("Prompts")
 _measure = valued("Measurement")
@@ -101,8 +103,8 @@ class MeasureOptions:
         _measure(
             "--temperatures",
             "T,...",
-            "0 takes the likeliest token",
-            numbers(number(">= 0", lambda x: x >= 0), "0,1"),
+            TEMPERATURE.about,
+            numbers(parser_of(TEMPERATURE), "0,1"),
             default="0",
         ),
     ] = None
@@ -285,7 +287,5 @@ def sampling(
 
 def idle_options(drawn: DrawOptions, temperatures: tuple[float, ...]) -> list[str]:
     """Say which options were given and do nothing where every reply is greedy."""
-    filters = {
-        "--top-p": drawn.top_p, "--top-k": drawn.top_k, "--min-p": drawn.min_p, "--lossless-mode": drawn.lossless_mode,
-    }  # fmt: skip
-    return without_effect(filters, temperatures)
+    idle = {option_name(name): value for name, value in vars(drawn).items() if name in IDLE_AT_ZERO}
+    return without_effect(idle, temperatures)

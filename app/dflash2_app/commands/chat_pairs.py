@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+import dflash2_mlx as d2
+
 from ..chat.settings import DEFAULT_MAX_TOKENS
 from ..chat.startup import PairChoice, Seams, decide, declined, look_around, offer_text
 from ..console.output import Output
 from .options import MINI, NO_DRAFTER, ModelOptions
 
 if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
     from ..engine.model import Configured
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..console.output import Output
 from ..errors import UsageError
 from .options import valued
 from .parsers import one_integer_of, path
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 _copy = valued("Copy")
 MEGA = 10**6
@@ -35,8 +34,6 @@ def convert(
     if not drafter:
         raise UsageError("drafter: got '', expected a folder or a Hub id")
     with Output() as out:
-        import dflash2_mlx as d2
-
         out.status(f"quantizing {drafter}")
         done = d2.convert_drafter(drafter, output, bits=bits, group_size=group_size)
         if done.licence is None:

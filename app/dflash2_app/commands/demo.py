@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import dflash2_mlx as d2
+
 from ..console.output import Output, is_terminal
 from ..errors import FAILED, UsageError
 from ..reports.machine import first_use_note
@@ -26,8 +28,6 @@ from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    import dflash2_mlx as d2
 
     from ..engine.model import Configured
     from ..engine.setup import Setup
@@ -78,8 +78,6 @@ class Pair:
             self.configured.generate(self.prompt, replace(self.config, mode=mode, max_tokens=WARM_UP_TOKENS))
 
     def compare(self, plain: d2.GenerationResult, dflash2: d2.GenerationResult) -> d2.Verdict:
-        import dflash2_mlx as d2
-
         return d2.compare_runs(self.engine, self.prompt, self.config, plain, dflash2)
 
 
@@ -276,8 +274,6 @@ def _shown(pair: Pair) -> str:
 
 def _run_live(pair: Pair, mode: str, lane: Lane) -> d2.GenerationResult:
     """Run one mode to its end and tell the lane of every token."""
-    import dflash2_mlx as d2
-
     from .demo_view import figures
 
     blocks = Blocks(pair.engine)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.panel import Panel
@@ -21,11 +21,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+import dflash2_mlx as d2
+
 from ..console.charts import BAR_LINES, bar_chart
 from ..console.output import printable
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 Pane = list[list[Segment]]  # lines
 Kind = Literal["prompt", "plain", "accepted", "bonus"]

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import dflash2_mlx as d2
+
 from ..console.output import Output
 
 if TYPE_CHECKING:
     from socket import socket
-
-    import dflash2_mlx as d2
 
     from ..engine.model import Configured
 
@@ -66,8 +66,6 @@ def _open_browser(address: str, out: Output) -> None:
 
 
 def _run(configured: Configured, config: d2.GenerationConfig, claimed: socket, base_path: Path | None) -> None:
-    import dflash2_mlx as d2
-
     from ..engine.memory_fit import weight_bytes
     from ..web.app import make_app
     from ..web.server import run

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..console.output import Output, follow
 from ..engine.tuning import overview, overview_lines, plan_line, race_lines
@@ -14,9 +16,6 @@ from ..reports.machine import MOST_ROWS, examine, look, tune_pair
 from ..settings.paths import find_base
 from .options import ModelOptions, valued
 from .parsers import grouped, integer
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 _PANEL = "Output"
 GIGA = 10**9
@@ -49,7 +48,6 @@ def doctor(
             raise UsageError("--quick: got it beside --model or --drafter, expected one of the two: it loads no model")
         if quick and tune:
             raise UsageError("--tune: got it beside --quick, expected one of the two: it measures a loaded pair")
-        import dflash2_mlx as d2
 
         folder = find_base(models.base_path).tune
         out.status("looking at this machine")
@@ -74,9 +72,7 @@ def doctor(
 
 def _tune(found: dict[str, Any], engine: d2.Engine, folder: Path, out: Output) -> None:
     """Tune the pair first, so that what is timed afterwards runs as later loads will."""
-    from dflash2_mlx import tuning as tune
-
-    out.info(plan_line(tune.plan(engine)))
+    out.info(plan_line(d2.tuning.plan(engine)))
     try:
         follow(out, "tuning", tune_pair(found, engine, folder))
     except OSError as error:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import dflash2_mlx as d2
+
 from ..console.output import Output
 from ..errors import UsageError
 from ..reports.machine import first_use_note
@@ -17,8 +19,6 @@ from .parsers import grouped, integer, path
 from .prompt import Prompt, PromptOptions
 
 if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
     from ..engine.model import Configured
 
 _PANEL = "Output"

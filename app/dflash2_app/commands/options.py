@@ -16,14 +16,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import (
+    FIELDS,
+    FREQUENCY_PENALTY,
+    IDLE_AT_ZERO,
+    LOGIT_BIAS,
+    LOSSLESS_MODE,
+    MIN_P,
+    PRESENCE_PENALTY,
+    REPETITION_PENALTY,
+    SEED,
+    SETTINGS,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Field,
+    Integer,
+    Number,
+    Word,
+)
+
 from ..console.output import Output
 from ..errors import UsageError
 from ..reports.machine import first_use_note
 from .parsers import TokenBias, filled, integer, number, one_integer_of, one_of, path, token_bias
 
 if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
     from ..engine.model import Configured
     from ..engine.setup import Setup
     from ..settings.resolve import Effective
@@ -59,19 +78,10 @@ _reply = valued("Reply")
 
 _sampling = valued("Sampling")
 
-_share = number("in [0, 1]", lambda x: 0 <= x <= 1)
-
-
-_penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
-
-
 _dtypes = ("auto", "bfloat16", "float32")
 
 
 _exactness = ("fast", "exact")
-
-
-_modes = ("rejection", "coupled")
 
 
 _verify_modes = ("dflash", "adaptive", "off")
@@ -152,45 +162,42 @@ def max_tokens(default: int, *, configured: bool = True) -> Any:
 MaxTokens = max_tokens(512)
 
 
-def _drawn(name: str, metavar: str, text: str, parser: Callable[..., Any], default: str) -> Any:
-    return _sampling(name, metavar, text, parser, default=default + CONFIGURED)
+def parser_of(field: Field) -> Callable[..., Any]:
+    """What reads a value of one sampling field."""
+    if isinstance(field, Number):
+        return number(field.range, field.fits)
+    if isinstance(field, Integer):
+        return integer(field.least, field.most)
+    if isinstance(field, Word):
+        return one_of(*field.choices)
+    return token_bias
 
 
-Temperature = _drawn("--temperature", "T", "0 takes the likeliest token", number(">= 0", lambda x: x >= 0), "0")
+def option_name(field: str) -> str:
+    """A sampling field as an option of the command line."""
+    return "--" + field.replace("_", "-")
 
 
-TopP = _drawn(
-    "--top-p", "P", "Keep the likeliest tokens that hold this share", number("in (0, 1]", lambda x: 0 < x <= 1), "1"
-)
+def _drawn(field: Field, metavar: str) -> Any:
+    default = f"{field.default:g}{CONFIGURED}" if field.settings else True
+    return _sampling(option_name(field.name), metavar, field.about, parser_of(field), default=default)
 
 
-TopK = _drawn("--top-k", "K", "Keep the K likeliest tokens; 0 keeps all", integer(0), "0")
-
-
-MinP = _drawn("--min-p", "P", "Drop tokens below this share of the likeliest", _share, "0")
-
-
-PresencePenalty = _drawn("--presence-penalty", "X", "Taken once off what the reply holds", _penalty, "0")
-
-
-FrequencyPenalty = _drawn("--frequency-penalty", "X", "Taken off per time the reply holds it", _penalty, "0")
-
-
-RepetitionPenalty = _drawn(
-    "--repetition-penalty", "X", "Damps what prompt and reply hold; 1 is off", number("> 0", lambda x: x > 0), "1"
-)
-
-
-LogitBias = _sampling("--logit-bias", "ID=VALUE", "Add VALUE to a token's logit; repeatable", token_bias)
-
-
-Seed = _sampling("--seed", "N", "The same seed gives the same text", integer(0, 2**64 - 1))
+Temperature = _drawn(TEMPERATURE, "T")
+TopP = _drawn(TOP_P, "P")
+TopK = _drawn(TOP_K, "K")
+MinP = _drawn(MIN_P, "P")
+PresencePenalty = _drawn(PRESENCE_PENALTY, "X")
+FrequencyPenalty = _drawn(FREQUENCY_PENALTY, "X")
+RepetitionPenalty = _drawn(REPETITION_PENALTY, "X")
+LogitBias = _drawn(LOGIT_BIAS, "ID=VALUE")
+Seed = _drawn(SEED, "N")
 
 
 def lossless_mode(*, default: str | bool = True) -> Any:
     """Describe `--lossless-mode`, whose default is not the same in every command."""
-    text = "How drafting keeps the target's law: rejection accepts more, coupled gives plain decoding's very text"
-    return _sampling("--lossless-mode", "|".join(_modes), text, one_of(*_modes), default=default)
+    field = LOSSLESS_MODE
+    return _sampling(option_name(field.name), "|".join(field.choices), field.about, parser_of(field), default=default)
 
 
 @dataclass(frozen=True)
@@ -328,11 +335,6 @@ def biases_by_token(given: list[TokenBias] | None) -> dict[int, float] | None:
     return biases or None
 
 
-_DRAWN = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class SamplingOptions:
     """How the next token is drawn; None is what settings say."""
@@ -350,7 +352,7 @@ class SamplingOptions:
 
     def given(self) -> dict[str, Any]:
         """What was given, by the keys of the settings."""
-        return {name: value for name in _DRAWN if (value := vars(self)[name]) is not None}
+        return {name: value for name in SETTINGS if (value := vars(self)[name]) is not None}
 
     def extra(self) -> dict[str, Any]:
         """What no setting says, by the library's names."""
@@ -358,8 +360,6 @@ class SamplingOptions:
 
     def config(self) -> d2.SamplingConfig:
         """Translate to the library's settings, for commands that read no settings."""
-        import dflash2_mlx as d2
-
         return d2.SamplingConfig(**self.given(), **self.extra())
 
     def without_effect(self, effective: Effective | None = None, *, drafts: bool = True) -> list[str]:
@@ -367,15 +367,9 @@ class SamplingOptions:
         if ((self.temperature or 0) if effective is None else effective["temperature"]) > 0:
             alone = self.lossless_mode is not None and not drafts
             return ["--lossless-mode has no effect without drafting"] if alone else []
+        given = [field.name for field in FIELDS if vars(self)[field.name] not in (None, field.default)]
         # A value that changes nothing is not worth a note.
-        filters = {
-            "--seed": self.seed is not None,
-            "--top-p": self.top_p not in (None, 1.0),
-            "--top-k": self.top_k not in (None, 0),
-            "--min-p": self.min_p not in (None, 0.0),
-            "--lossless-mode": self.lossless_mode is not None,
-        }
-        return [f"{name} has no effect at --temperature 0" for name, given in filters.items() if given]
+        return [f"{option_name(name)} has no effect at --temperature 0" for name in IDLE_AT_ZERO if name in given]
 
 
 DEFAULT_CONTEXT = 8192  # models.memory's, which is not imported for --help

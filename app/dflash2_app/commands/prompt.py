@@ -9,17 +9,16 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..console.output import is_terminal
 from ..errors import UsageError
 from .options import valued
 from .parsers import filled, json_object
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 STANDARD_INPUT = "-"
 _PANEL = "Prompt"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import dflash2_mlx as d2
+
 from ..console.output import Output
 from ..errors import UsageError
 from ..reports.machine import first_use_note
@@ -166,8 +168,6 @@ def serve(models: ServedModels, server: ServerOptions, limits: LimitOptions) -> 
             f"an --api-key allows it"
         )
     with Output() as out:
-        import dflash2_mlx as d2
-
         from ..web.app import make_app
         from ..web.server import bind, run
 
@@ -204,14 +204,12 @@ def _listing(names: list[str]) -> str:
 
 def _service(models: ServedModels, catalogue: Catalogue, limits: LimitOptions, out: Output) -> Service:
     """What the server works with; the first model is loaded here, so that one that cannot be ends the command."""
-    from dflash2_mlx import analysis
-
     from ..web.http.wire import Limits
     from ..web.serving.pool import ModelPool
     from ..web.serving.queue import Desk
     from ..web.serving.service import Service
 
-    most_bytes = analysis.memory_limit() if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
+    most_bytes = d2.analysis.memory_limit() if limits.max_memory_gb is None else int(limits.max_memory_gb * GIGA)
     pool = ModelPool(
         catalogue=catalogue, most_bytes=most_bytes, most_loaded=limits.max_loaded, ttl_s=limits.idle_unload
     )  # fmt: skip

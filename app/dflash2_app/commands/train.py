@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+
+import dflash2_mlx as d2
 
 from ..console.output import Output, follow
 from ..console.plots import draw_training
 from ..errors import UsageError
 from .options import MINI, valued
 from .parsers import filled, grouped, integer, number, one_of, path, refuse
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-    from dflash2_mlx import training
 
 _data = valued("Data")
 _replies = valued("Replies")
@@ -101,16 +99,14 @@ class RegenerateOptions:
             if value is not None and not self.regenerate:
                 raise UsageError(f"--{name.replace('_', '-')}: got {value}, expected --regenerate as well")
 
-    def settings(self, seed: int, max_length: int) -> training.ReplySettings:
-        from dflash2_mlx import training
-
+    def settings(self, seed: int, max_length: int) -> d2.training.ReplySettings:
         given = {
             "max_tokens": self.regenerate_tokens,
             "temperature": self.regenerate_temperature,
             "batch": self.regenerate_batch,
         }
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return training.ReplySettings(seed=seed, max_length=max_length, prompt_tokens=self.prompt_tokens, **chosen)
+        return d2.training.ReplySettings(seed=seed, max_length=max_length, prompt_tokens=self.prompt_tokens, **chosen)
 
 
 @dataclass(frozen=True)
@@ -163,10 +159,8 @@ class ShapeOptions:
 
     def config(self, engine: d2.Engine) -> dict[str, Any]:
         """The drafter's config: of --init, or by these options."""
-        from dflash2_mlx import training
-
         if self.init is not None:
-            raw = training.existing_config(self.init, engine)
+            raw = d2.training.existing_config(self.init, engine)
             self._agree_with(raw)
             return raw
         given = {
@@ -174,14 +168,12 @@ class ShapeOptions:
             "conv_kernel": self.conv_kernel, "selector_rank": self.selector_rank,
         }  # fmt: skip
         chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return training.config_for(
-            engine, training.DrafterShape(self.layers, conv=self.conv, selector=self.selector, **chosen)
+        return d2.training.config_for(
+            engine, d2.training.DrafterShape(self.layers, conv=self.conv, selector=self.selector, **chosen)
         )
 
     def _agree_with(self, raw: dict[str, Any]) -> None:
         """Refuse a shape that is not that of --init."""
-        import dflash2_mlx as d2
-
         config = d2.DrafterConfig.from_dict(raw)
         for name, theirs in (
             ("layers", config.num_layers),
@@ -238,29 +230,26 @@ def train(
     if (data.output / "model.safetensors").exists():
         raise UsageError(f"--output: got {str(data.output)!r}, expected a folder without a finished drafter")
     with Output() as out:
-        import dflash2_mlx as d2
-        from dflash2_mlx import training
-
         name = data.model or MINI
         if data.model is None:
             out.note("no --model given: training for the embedded mini target")
         out.status(f"loading {name}")
         engine = d2.load(name, target_dtype=data.target_dtype)
         config = shape.config(engine)
-        settings = training.TrainSettings(
+        settings = d2.training.TrainSettings(
             steps.steps, steps.learning_rate, steps.warmup, steps.clip, steps.weight_decay, steps.sequences,
             steps.anchors, steps.seed, steps.dtype, shape.conv, shape.selector,
         )  # fmt: skip
         held_out = (
-            training.read_documents(data.validation, engine.tokenizer, max_length=data.max_length)
+            d2.training.read_documents(data.validation, engine.tokenizer, max_length=data.max_length)
             if data.validation
             else []
         )
         documents = _documents(out, engine, file, data, replies, steps.seed, dry_run)
-        start = training.Start(shape.init, data.cache_taps, data.cache_dtype or "bfloat16")
+        start = d2.training.Start(shape.init, data.cache_taps, data.cache_dtype or "bfloat16")
         out.info(_plan(config, documents, settings))
         if data.cache_taps is not None:
-            out.info(training.cache_plan(engine, config, documents, start))
+            out.info(d2.training.cache_plan(engine, config, documents, start))
         if dry_run:
             return
         notes = {"target": name, "data": file.name, "documents": str(len(documents))}
@@ -268,7 +257,7 @@ def train(
             notes["replies"] = "the target's own"
         if shape.init is not None:
             notes["started from"] = shape.init
-        events = training.train(
+        events = d2.training.train(
             engine, config, documents, settings, data.output, validation=held_out, every=steps.every, notes=notes,
             start=start,
         )  # fmt: skip
@@ -285,31 +274,27 @@ def _documents(
     replies: RegenerateOptions,
     seed: int,
     dry_run: bool,
-) -> list[training.Document]:
+) -> list[d2.training.Document]:
     """What is learned: the file's own words, or the target's replies to its prompts."""
-    from dflash2_mlx import training
-
     if not replies.regenerate:
-        return training.read_documents(file, engine.tokenizer, max_length=data.max_length)
+        return d2.training.read_documents(file, engine.tokenizer, max_length=data.max_length)
     if dry_run:
         out.note("--regenerate: nothing is generated in a dry run; counted below are the file's own words")
-        return training.read_documents(file, engine.tokenizer, max_length=data.max_length)
+        return d2.training.read_documents(file, engine.tokenizer, max_length=data.max_length)
     said = data.output / "regenerated.jsonl"
-    items = training.read_items(file)
-    events = training.regenerate(engine, items, said, replies.settings(seed, data.max_length))
+    items = d2.training.read_items(file)
+    events = d2.training.regenerate(engine, items, said, replies.settings(seed, data.max_length))
     follow(out, "regenerating", ((event.done, event.total, f"{event.found} from before") for event in events))
     out.note(f"the target's replies are in {said}")
-    return training.read_regenerated(said, max_length=data.max_length)
+    return d2.training.read_regenerated(said, max_length=data.max_length)
 
 
-def _plan(config: dict[str, Any], documents: list[training.Document], settings: training.TrainSettings) -> str:
-    from dflash2_mlx import training
-
+def _plan(config: dict[str, Any], documents: list[d2.training.Document], settings: d2.training.TrainSettings) -> str:
     tokens = sum(len(document.tokens) for document in documents)
     learned = sum(int(document.supervised.sum()) for document in documents)
-    count = training.parameter_count(config)
+    count = d2.training.parameter_count(config)
     longest = max(len(document.tokens) for document in documents)
-    weights, activations = training.memory_estimate(config, settings, longest)
+    weights, activations = d2.training.memory_estimate(config, settings, longest)
     off = [name for name, on in (("convolution", settings.conv), ("selector", settings.selector)) if not on]
     drafter = f"{config['architectures'][0]}, {config['num_hidden_layers']} layers"
     if off:
@@ -330,13 +315,13 @@ def _draw(out: Output, folder: Path) -> None:
         out.note("no picture of the run: matplotlib is not installed (pip install 'dflash2-mlx[train]')")
 
 
-def _follow(out: Output, events: Iterator[training.TrainEvent]) -> None:
+def _follow(out: Output, events: Iterator[d2.training.TrainEvent]) -> None:
     """Show every step; away from a terminal every 50th, and those with a validation."""
     shown = ((event.report.step + 1, event.steps, _figures(event)) for event in events)
     follow(out, "training", shown, lambda step, text: "acceptance" in text or step % 50 == 1)
 
 
-def _figures(event: training.TrainEvent) -> str:
+def _figures(event: d2.training.TrainEvent) -> str:
     report = event.report
     text = f"loss {report.loss:.3f} · top-1 {report.top1:.2f} · recall {report.recall:.2f}"
     return text if event.acceptance_length is None else f"{text} · acceptance {event.acceptance_length:.2f}"

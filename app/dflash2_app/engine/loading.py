@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..settings.names import MINI
 from ..settings.plan import Plan, drafter_dtype, usable_view
 from .memory_fit import Room, prefix_note, prefix_shares
 from .tuning import Tuned, take_up
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 LoadKey = tuple[Any, ...]
 
@@ -89,8 +88,6 @@ def share_prefix_memory(loaded: Sequence[Loaded], limit: int) -> None:
 
 
 def _load(plan: Plan, *, plain: bool) -> tuple[d2.Engine, str | None, list[str]]:
-    import dflash2_mlx as d2
-
     if plain or plan.drafter is None:
         return _load_target(plan), None, []
     try:
@@ -108,23 +105,17 @@ def _prefix_cache(plan: Plan, room: Room, *, several: bool) -> Any:
     limits = plan.prefix
     if limits is None or not (several or limits.disk_folder):
         return None
-    import dflash2_mlx as d2
 
     size = room.prefix_bytes(limits.max_bytes)
     return d2.PrefixCache(limits.max_entries, size, limits.disk_folder, limits.disk_max_bytes)
 
 
 def _load_target(plan: Plan) -> d2.Engine:
-    import dflash2_mlx as d2
-
     exact: dict[str, Any] = {} if plan.exactness == "fast" else {"exactness": plan.exactness}
     return d2.load(plan.target, None, draft_bits=None, draft_group_size=64, target_dtype=plan.target_dtype, **exact)
 
 
 def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
-    import dflash2_mlx as d2
-    from dflash2_mlx import analysis
-
     assert plan.drafter is not None
     embedded = MINI in (plan.target, plan.drafter)
     # What was typed for this very command goes to the library as it is: it refuses by name what cannot be.
@@ -136,7 +127,7 @@ def _load_pair(plan: Plan) -> tuple[d2.Engine, list[str]]:
             notes.append("Quantization: has no effect: the drafter's files are quantized already")
         window, sink, cuts = usable_view(plan, config.block_size, config.sliding_window)
         notes += cuts
-    dtype, note = drafter_dtype(plan.activation_bits, analysis.backend()) if plan.activation_bits else ("auto", None)
+    dtype, note = drafter_dtype(plan.activation_bits, d2.analysis.backend()) if plan.activation_bits else ("auto", None)
     notes += [note] if note else []
     rare = {
         "drafter_dtype": (dtype, "auto"), "draft_window": (window, None), "draft_sink": (sink, 0),

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import dflash2_mlx as d2
+
 from ..models.memory import GIGA, local_fit, require_local_fit, target_config
 
 if TYPE_CHECKING:
-    import dflash2_mlx as d2
-
     from ..settings.plan import Plan
 
 SHORT_CONTEXT = 1024
@@ -80,8 +80,6 @@ def weight_bytes(plan: Plan) -> int | None:
 
 def _precision(plan: Plan, *, plain: bool) -> d2.Precision:
     """How numbers are held when a plan is loaded."""
-    import dflash2_mlx as d2
-
     return d2.load_precision(
         draft_bits=None if plain else plan.draft_bits,
         draft_group_size=plan.draft_group_size,

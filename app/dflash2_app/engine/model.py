@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import SETTINGS
 
 from ..errors import AppError
 from ..settings.names import Named
 from ..settings.plan import Plan, plain_reason
 from ..settings.resolve import Effective
 from .loading import Loaded
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 # What the library of this build can do beyond fixed widths; see `settings.plan`.
 AUTO, PLAIN, DFLASH2 = "auto", "plain", "dflash2"
@@ -75,11 +75,8 @@ class Configured:
             sampling: further fields of the library's `SamplingConfig` (seed, logit_bias, lossless_mode).
             library: further fields of its `GenerationConfig`.
         """
-        import dflash2_mlx as d2
-
         values = self.effective
-        names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
-        drawn = {name: values[name] for name in (*names, "repetition_penalty")}
+        drawn = {name: values[name] for name in SETTINGS}
         chosen = {
             "max_tokens": values["max_tokens"],
             "block_size": self.block_size,
@@ -109,8 +106,6 @@ class Configured:
         Raises:
             AppError: the prompt is as long as Max context window, or longer.
         """
-        import dflash2_mlx as d2
-
         config, reason, notices = self._routed(prompt, config)
         if reason is not None and session is not None and isinstance(session, d2.DFlash2Session):
             session = None
@@ -123,14 +118,10 @@ class Configured:
         self, prompt: Any, config: d2.GenerationConfig, *, session: d2.Session | None = None
     ) -> d2.GenerationResult:
         """Reply whole; see `stream_generate`."""
-        import dflash2_mlx as d2
-
         return d2.collect(self.engine, self.stream_generate(prompt, config, session=session))
 
     def _routed(self, prompt: Any, config: d2.GenerationConfig) -> tuple[d2.GenerationConfig, str | None, list[str]]:
         """The config for this prompt, why it is decoded plainly, and what was cut."""
-        import dflash2_mlx as d2
-
         plan, notices = self.plan, []
         if plan.max_ctx is None and plan.max_context_window is None:
             return config, None, []

@@ -9,11 +9,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
-    from dflash2_mlx.tuning import BackgroundTuning, Plan, TuneRecord
+import dflash2_mlx as d2
 
 log = logging.getLogger("dflash2.serve")
 
@@ -23,7 +21,7 @@ class Tuned:
     """What a loaded pair has of tuning: notes to tell, and the job in the background, if there is one."""
 
     notes: tuple[str, ...] = ()
-    job: BackgroundTuning | None = None
+    job: d2.tuning.BackgroundTuning | None = None
 
     @property
     def now(self) -> dict[str, Any] | None:
@@ -51,40 +49,36 @@ def take_up(engine: d2.Engine, folder: Path | None, *, background: bool) -> Tune
     """
     if folder is None:
         return Tuned()
-    from dflash2_mlx import tuning as tune
 
-    records = tune.TuneFolder(folder)
-    found = tune.attach(engine, records)
-    if not background or tune.why_not(engine, found.record) is not None:
+    records = d2.tuning.TuneFolder(folder)
+    found = d2.tuning.attach(engine, records)
+    if not background or d2.tuning.why_not(engine, found.record) is not None:
         return Tuned(found.notes)
     try:
         records.check()
     except OSError as error:
         reason = error.strerror or error
         return Tuned((*found.notes, f"nothing is tuned in the background: {folder}: {reason}"))
-    job = tune.BackgroundTuning(engine, records, done=lambda line: log.info("%s", line))
+    job = d2.tuning.BackgroundTuning(engine, records, done=lambda line: log.info("%s", line))
     job.start()
     return Tuned(found.notes, job)
 
 
 def overview(folder: Path) -> dict[str, Any]:
     """What was tuned and when, newest first; `current`: it still holds for this chip and these versions."""
-    from dflash2_mlx import analysis
-    from dflash2_mlx import tuning as tune
-
-    records, notes = tune.TuneFolder(folder).records()
-    chip = analysis.this_chip()
+    records, notes = d2.tuning.TuneFolder(folder).records()
+    chip = d2.analysis.this_chip()
     return {
         "folder": str(folder),
         "records": [
-            _line_of(record, current=tune.identity_of(chip, record.identity.pair) == record.identity)
+            _line_of(record, current=d2.tuning.identity_of(chip, record.identity.pair) == record.identity)
             for record in records
         ],
         "notes": notes,
     }
 
 
-def _line_of(record: TuneRecord, *, current: bool) -> dict[str, Any]:
+def _line_of(record: d2.tuning.TuneRecord, *, current: bool) -> dict[str, Any]:
     won = sum(race.winner != race.stock for race in record.races)
     return {
         "target": record.target, "drafter": record.drafter, "at": record.at, "current": current, "raced": record.raced,
@@ -108,7 +102,7 @@ def overview_lines(found: dict[str, Any]) -> list[str]:
     return [*lines, *(f"note       {note}" for note in found["notes"])]
 
 
-def plan_line(plan: Plan) -> str:
+def plan_line(plan: d2.tuning.Plan) -> str:
     """What tuning will take, before it begins."""
     races = f"{plan.races} races of {plan.contenders} contenders, at most about {_duration(plan.race_seconds)}"
     passes = "" if plan.pass_seconds is None else f", about {_duration(plan.pass_seconds)}"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import dflash2_mlx as d2
+
 from ..errors import AppError, UsageError
 from ..models import registry
 from ..settings.names import MINI, Named, is_folder, is_hub_id, source_of
@@ -190,6 +192,5 @@ def _read_config(folder: Path) -> dict[str, Any] | None:
 def _emulates_bfloat16() -> bool:
     if platform.system() != "Darwin":
         return False
-    from dflash2_mlx import analysis
 
-    return analysis.this_chip().emulates_bfloat16
+    return d2.analysis.this_chip().emulates_bfloat16

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import dflash2_mlx as d2
+
 from ..errors import AppError, UsageError
 from ..models import hub
 from ..models import registry as suggestions
@@ -57,8 +59,6 @@ def look(name: str, local: LocalModel | None) -> Looked:
 
 def facts_of(looked: Looked, context: int = DEFAULT_CONTEXT) -> dict[str, Any]:
     """Plain JSON; may ask the Hub for the config of the drafter that is suggested."""
-    import dflash2_mlx as d2
-
     page, local, config = looked.page, looked.local, looked.config
     described = None if config is None else d2.describe_config(config)
     problem = looked.problem or (described.reason if described else None)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..errors import AppError, UsageError
 from ..models import hub
@@ -15,9 +17,6 @@ from ..models import registry as suggestions
 from ..models.cache import is_hub_id
 from ..models.hub import Page
 from ..models.pull import wanted
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 NO_DRAFTER = "none"
 Tell = Callable[[str], None]
@@ -66,7 +65,6 @@ def ask(repo_id: str, tell: Tell) -> Asked:
     page = hub.read_page(repo_id)
     wanted(page)  # refuses what has no weights MLX reads
     config = hub.read_config(page) or {}
-    import dflash2_mlx as d2
 
     facts = d2.describe_config(config)
     if facts.reason is not None:
@@ -75,8 +73,6 @@ def ask(repo_id: str, tell: Tell) -> Asked:
 
 
 def _drafter_of(target: Asked, name: str, tell: Tell) -> Asked:
-    import dflash2_mlx as d2
-
     drafter = ask(name, tell)
     if drafter.facts.kind != "drafter":
         raise AppError(f"{name}: got a target, expected a drafter")

@@ -10,13 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from .cache import cached_repo, cached_repos, is_hub_id
 from .places import Places
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 HUB, FOLDER = "hub", "folder"
 _INDEX = "model.safetensors.index.json"
@@ -124,8 +123,6 @@ def _checkpoints(top: Path, levels: int = 2) -> Iterator[Path]:
 
 
 def _model(folder: Path, name: str, model_id: str, source: str) -> Finding:
-    import dflash2_mlx as d2
-
     config = _read_config(folder)
     if isinstance(config, str):
         return None, f"{folder}: {config}"

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..errors import AppError
 from ..settings.names import MINI
 from .discover import local_config
 from .registry import pair_that_fits
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 DEFAULT_CONTEXT = 8192
 _STEP = 1024  # of the contexts that are tried
@@ -68,11 +67,8 @@ def check_fit(
         precision: how numbers are held; what `load` does here by default.
         limit: bytes; this machine's by default.
     """
-    import dflash2_mlx as d2
-    from dflash2_mlx import analysis
-
     held = precision or d2.load_precision(target_config=target)
-    limit = analysis.memory_limit() if limit is None else limit
+    limit = d2.analysis.memory_limit() if limit is None else limit
     try:
         estimate = d2.memory_estimate(target, drafter, context, precision=held)
     except d2.Dflash2Error as error:
@@ -129,8 +125,6 @@ def local_fit(
     limit: int | None = None,
 ) -> Fit:
     """`check_fit` of a pair by name; nothing is known of one whose config is not on this machine."""
-    import dflash2_mlx as d2
-
     config = target_config(target)
     if config is None:
         return Fit(None, None, reason=f"{target} is not on this machine")
@@ -141,8 +135,6 @@ def local_fit(
 
 def target_config(target: str) -> Mapping[str, Any] | None:
     """The `config.json` of a target by name; None where it is not on this machine."""
-    import dflash2_mlx as d2
-
     mini_target, _ = d2.embedded_pair()
     return local_config(str(mini_target) if target == MINI else target)
 

@@ -12,13 +12,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..errors import AppError
 from . import registry
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 _FILE = Path(__file__).with_name("registry.toml")
 
@@ -181,8 +180,6 @@ def check_pair(target: str | Path, drafter: str | Path) -> d2.DrafterConfig:
     Raises:
         AppError: they do not belong together, or one of them is not what it should be; one line.
     """
-    import dflash2_mlx as d2
-
     try:
         return d2.check_pairing(target, drafter)
     except d2.Dflash2Error as error:

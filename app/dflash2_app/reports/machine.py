@@ -9,13 +9,12 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import dflash2_mlx as d2
 
 from ..engine.tuning import overview
 from .samples import sample_prompt
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 MOST_ROWS = 16
 
@@ -31,12 +30,10 @@ def look(tune_folder: Path) -> Found:
     Raises:
         ConfigError: `DFLASH2_KERNELS` or `DFLASH2_BLAS` cannot be honoured.
     """
-    from dflash2_mlx import analysis
-
-    machine = analysis.describe_machine()
+    machine = d2.analysis.describe_machine()
     return {
         "machine": machine,
-        "versions": analysis.package_versions(),
+        "versions": d2.analysis.package_versions(),
         "blas": None,
         "memory_bandwidth_bytes_per_s": None,
         "kernels": kernels(),
@@ -52,16 +49,12 @@ def look(tune_folder: Path) -> Found:
 
 def kernels() -> list[dict[str, Any]]:
     """What became of each kernel in this process so far."""
-    from dflash2_mlx import analysis
-
-    return [asdict(state) for state in analysis.kernel_states()]
+    return [asdict(state) for state in d2.analysis.kernel_states()]
 
 
 def first_use_note() -> str | None:
     """What makes a first reply on this machine slow, once; None where nothing does."""
-    from dflash2_mlx import analysis
-
-    if not analysis.compiles_first():
+    if not d2.analysis.compiles_first():
         return None
     return "first use: MLX compiles its operations for this CPU, for a minute or so, and keeps them"
 
@@ -81,15 +74,17 @@ def examine(found: Found, engine: d2.Engine, rows: int, tell: Callable[[str], No
         rows: passes of 1 to so many rows are timed.
         tell: is told what is going on.
     """
-    from dflash2_mlx import analysis
-
     if found["machine"]["blas"] is not None:
         tell("timing a product of MLX's BLAS")
-        found["blas"] = {"rows": analysis.BLOCK_ROWS, "cost": analysis.block_cost(), "fast": analysis.fast_blas()}
+        found["blas"] = {
+            "rows": d2.analysis.BLOCK_ROWS,
+            "cost": d2.analysis.block_cost(),
+            "fast": d2.analysis.fast_blas(),
+        }
     tell("measuring the memory bandwidth")
-    found["memory_bandwidth_bytes_per_s"] = analysis.measure_bandwidth()
+    found["memory_bandwidth_bytes_per_s"] = d2.analysis.measure_bandwidth()
     tell(f"timing passes of 1 to {rows} rows")
-    report = analysis.examine_pair(engine, sample_prompt(engine), rows=rows)
+    report = d2.analysis.examine_pair(engine, sample_prompt(engine), rows=rows)
     found["pair"] = {
         "model": engine.target_name,
         "drafter": engine.drafter_name,
@@ -103,7 +98,7 @@ def examine(found: Found, engine: d2.Engine, rows: int, tell: Callable[[str], No
     found["kernels"] = kernels()
     if engine.drafter is not None:
         tell("timing the kernels")
-        found["kernel_times"] = [asdict(timed) for timed in analysis.time_kernels(engine.drafter)]
+        found["kernel_times"] = [asdict(timed) for timed in d2.analysis.time_kernels(engine.drafter)]
 
 
 def tune_pair(found: Found, engine: d2.Engine, folder: Path) -> Iterator[tuple[int, int, str]]:
@@ -114,10 +109,9 @@ def tune_pair(found: Found, engine: d2.Engine, folder: Path) -> Iterator[tuple[i
     Raises:
         OSError: the record cannot be written.
     """
-    from dflash2_mlx import tuning as tune
 
-    def steps() -> Generator[tune.Progress, None, None]:
-        record = yield from tune.tune(engine, tune.TuneFolder(folder))
+    def steps() -> Generator[d2.tuning.Progress, None, None]:
+        record = yield from d2.tuning.tune(engine, d2.tuning.TuneFolder(folder))
         found["tuned"] = record.to_dict()
 
     last = None

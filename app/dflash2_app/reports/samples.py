@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dflash2_mlx as d2
 
 from ..settings.names import MINI
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 DEFAULT_CODE = '''class ConfigError(Exception):
     """Raised when the configuration is invalid."""

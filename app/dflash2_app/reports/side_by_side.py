@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import dflash2_mlx as d2
+from dflash2_mlx.sampling.fields import TEMPERATURE
 
 from ..settings.names import MINI
 from .samples import DEFAULT_CODE, DEFAULT_QUESTION, MINI_QUESTION
-
-if TYPE_CHECKING:
-    import dflash2_mlx as d2
 
 Kind = Literal["plain", "accepted", "bonus"]
 
@@ -166,4 +166,4 @@ def subject(engine: d2.Engine, config: d2.GenerationConfig) -> str:
 MOST_TOKENS = 4096  # of one race: both replies are kept whole, on the page and in its file
 
 
-MOST_TEMPERATURE = 2.0
+MOST_TEMPERATURE = TEMPERATURE.request_most

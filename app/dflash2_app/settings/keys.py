@@ -9,6 +9,19 @@ from __future__ import annotations
 
 import difflib
 
+from dflash2_mlx.sampling.fields import (
+    EXTRA_KEY,
+    FREQUENCY_PENALTY,
+    MIN_P,
+    PRESENCE_PENALTY,
+    REPETITION_PENALTY,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Integer,
+    Number,
+)
+
 from ..errors import UsageError
 from .schema import (
     Key,
@@ -68,18 +81,23 @@ DFLASH = [
         "only switches verify kernels off and goes on drafting); ddtree runs as dflash here", clean=empty_is_null),
 ]  # fmt: skip
 
-_penalty = number("in [-2, 2]", lambda x: -2 <= x <= 2)
+
+def _drawn(field: Number | Integer, label: str) -> Key:
+    """The key of a sampling field."""
+    if isinstance(field, Number):
+        kind = number(field.range, field.fits)
+    else:
+        kind = integer(field.least, field.most)
+    return Key(field.name, label, SAMPLING, kind, field.default, field.about, extra=EXTRA_KEY in field.settings)
+
 
 COMMON = [
-    Key("temperature", "Temperature", SAMPLING, number(">= 0", lambda x: x >= 0), 0.0, "0 takes the likeliest token"),
-    Key("top_p", "Top P", SAMPLING, number("in (0, 1]", lambda x: 0 < x <= 1), 1.0,
-        "Keep the likeliest tokens that hold this share"),
-    Key("top_k", "Top K", SAMPLING, integer(0), 0, "Keep the K likeliest tokens; 0 keeps all"),
-    Key("min_p", "Min P", SAMPLING, number("in [0, 1]", lambda x: 0 <= x <= 1), 0.0,
-        "Drop tokens below this share of the likeliest"),
-    Key("repetition_penalty", "Repetition penalty", SAMPLING, number("> 0", lambda x: x > 0), 1.0,
-        "Damps what prompt and reply hold; 1 is off"),
-    Key("presence_penalty", "Presence penalty", SAMPLING, _penalty, 0.0, "Taken once off what the reply holds"),
+    _drawn(TEMPERATURE, "Temperature"),
+    _drawn(TOP_P, "Top P"),
+    _drawn(TOP_K, "Top K"),
+    _drawn(MIN_P, "Min P"),
+    _drawn(REPETITION_PENALTY, "Repetition penalty"),
+    _drawn(PRESENCE_PENALTY, "Presence penalty"),
     Key("max_tokens", "Max tokens", SAMPLING, integer(1), 512, "Most tokens in a reply"),
     Key("max_context_window", "Max context window", SAMPLING, integer(1), None,
         "Prompt and reply together may not be longer"),
@@ -104,8 +122,7 @@ COMMON = [
 
 # Not oMLX's: they live in our side file.
 EXTRAS = [
-    Key("frequency_penalty", "Frequency penalty", SAMPLING, _penalty, 0.0,
-        "Taken off per time the reply holds it", extra=True),
+    _drawn(FREQUENCY_PENALTY, "Frequency penalty"),
     Key("target_dtype", "Target dtype", MANAGEMENT, word("auto", "bfloat16", "float32"), "auto",
         "float32 dequantizes on load", "load", extra=True),
     Key("exactness", "Exactness", MANAGEMENT, word("fast", "exact"), "fast",

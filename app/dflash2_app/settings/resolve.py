@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dflash2_mlx.sampling.fields import FIELDS, FORCED_KEY, GLOBAL_KEY
+
 from ..errors import UsageError
 from .keys import KEYS, NOT_IN_PROFILES
 from .schema import BadValue
@@ -18,8 +20,10 @@ from .store import Settings
 REQUEST, COMMAND_LINE, ENVIRONMENT, PROFILE = "request", "command line", "environment", "profile"
 MODEL, GLOBAL, DEFAULT = "model", "global", "default"
 ORDER = (REQUEST, COMMAND_LINE, ENVIRONMENT, PROFILE, MODEL, GLOBAL, DEFAULT)
-FORCED = ("temperature", "top_p", "top_k")  # what force_sampling takes from a request
-GLOBAL_KEYS = ("max_context_window", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty")
+FORCED = tuple(field.name for field in FIELDS if FORCED_KEY in field.settings)  # force_sampling takes these
+GLOBAL_KEYS = (
+    "max_context_window", "max_tokens", *(field.name for field in FIELDS if GLOBAL_KEY in field.settings)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

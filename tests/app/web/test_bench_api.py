@@ -178,7 +178,9 @@ def test_a_model_that_does_not_draft_says_why_in_the_words_of_the_api(benching: 
     ({"max_tokens": 1}, "max_tokens: got 1"), ({"repeats": 0}, "repeats: got 0"), ({"seed": -1}, "seed: got -1"),
     ({"preset": "best"}, "preset: got 'best'"), ({"set": "mini"}, "prompts: got 'text beside a set'"),
     ({"prompts": " \n"}, "prompts: got no prompts"), ({"prompts": "{\"x\": 1}"}, "prompts:1: got none of them"),
-    ({"top_p": 2}, "top_p: got 2"), ({"phases": "no"}, "phases: got 'no'"), ({"speed": 3}, "speed: got 3, expected no"),
+    ({"repetition_penalty": 11}, "repetition_penalty: got 11, expected a number in [0, 10]"),
+    ({"top_k": 2**31}, "top_k: got 2147483648"), ({"top_p": 2}, "top_p: got 2"),
+    ({"phases": "no"}, "phases: got 'no'"), ({"speed": 3}, "speed: got 3, expected no"),
     ({"chat_template": False, "chat_template_args": {"a": 1}}, "chat_template_args: got {'a': 1}"),
 ])  # fmt: skip
 def test_wrong_fields_are_refused_by_name(server: Running, change: dict[str, Any], told: str) -> None:

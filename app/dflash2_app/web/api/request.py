@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dflash2_mlx.sampling.fields import INTEGERS, LOGIT_BIAS, LOSSLESS_MODE, NUMBERS, TEMPERATURE
+
 from ...engine.model import Prompt
 from ..http.errors import ApiError, from_library, refuse
 from ..http.fields import Fields
@@ -36,27 +38,13 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")  # what chat templates call 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-MOST_TEMPERATURE = 2.0
-
-
-# Of sampling fields: least and most, and of whole numbers only the most.
-NUMBERS = {"temperature": (0, MOST_TEMPERATURE), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2),
-           "frequency_penalty": (-2, 2), "repetition_penalty": (0, 10)}  # fmt: skip
-
-
-COUNTS = {"top_k": 2**31 - 1, "seed": 2**64 - 1}
-
-
-MOST_BIAS = 100
-
-
 # Options of the renderer, which share their place with a template's variables.
 NO_VARIABLES = ("tools", "tokenize", "add_generation_prompt", "return_dict", "conversation", "chat_template",
                 "continue_final_message", "documents", "padding", "truncation", "max_length", "return_tensors",
                 "tokenizer_kwargs", "return_assistant_tokens_mask")  # fmt: skip
 
 
-MODES, LOSSLESS_MODES = ("auto", "plain", "dflash2"), ("rejection", "coupled")
+MODES = ("auto", "plain", "dflash2")
 
 
 MOST_STOP_CHARACTERS = 1000
@@ -101,36 +89,40 @@ class Draft:
     def _overruled(self, sampling: d2.SamplingConfig) -> Iterator[str]:
         """What the settings have taken from the request."""
         for name in sorted(self.served.forced_sampling & self.sampling.keys()):
-            counts = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}[name]
+            counts = getattr(sampling, name)
             if self.sampling[name] != counts:
                 yield f"{name}: {self.sampling[name]:g} was asked for, the settings' {counts:g} counts (Force sampling)"
 
 
-def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = MOST_TEMPERATURE) -> None:
+def read_sampling(fields: Fields, draft: Draft, *, most_temperature: float = TEMPERATURE.request_most) -> None:
     """The fields that say how the next token is drawn."""
-    for name, (low, high) in {**NUMBERS, "temperature": (0, most_temperature)}.items():
-        drawn = fields.number(name, low, high)
-        if drawn is not None:
-            draft.sampling[name] = drawn
-    for name, most in COUNTS.items():
-        count = fields.integer(name, 0, most)
-        if count is not None:
-            draft.sampling[name] = count
-    bias = fields.mapping("logit_bias")
+    draft.sampling |= _read_numbers(fields, most_temperature)
+    bias = fields.mapping(LOGIT_BIAS.name)
     if bias:
-        draft.sampling["logit_bias"] = _logit_bias(bias, fields.name("logit_bias"))
+        draft.sampling[LOGIT_BIAS.name] = _logit_bias(bias, fields.name(LOGIT_BIAS.name))
     drafting = fields.inner("dflash2")
     if drafting is not None:
         _read_drafting(drafting, draft)
 
 
+def _read_numbers(fields: Fields, most_temperature: float) -> dict[str, Any]:
+    """The numbers of sampling that are given; the library refuses the ends of ranges that do not count to them."""
+    given: dict[str, Any] = {}
+    for number in NUMBERS:
+        most = most_temperature if number is TEMPERATURE else number.request_most
+        given[number.name] = fields.number(number.name, number.least, most)
+    for count in INTEGERS:
+        given[count.name] = fields.integer(count.name, count.least, count.request_most)
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def _logit_bias(raw: Mapping[str, Any], name: str) -> dict[int, float]:
-    biases = {}
+    biases, most = {}, LOGIT_BIAS.request_most
     for token, value in raw.items():
         if not (token.isascii() and token.isdigit() and len(token) < 10):
             raise refuse(name, token, "token ids as keys")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST_BIAS <= value <= MOST_BIAS:
-            raise refuse(f"{name}.{token}", value, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -most <= value <= most:
+            raise refuse(f"{name}.{token}", value, f"a number in [-{most}, {most}]")
         biases[int(token)] = float(value)
     return biases
 
@@ -143,9 +135,9 @@ def _read_drafting(fields: Fields, draft: Draft) -> None:
     size = fields.integer("block_size", 2)
     if size is not None:
         draft.config["block_size"] = size
-    lossless = fields.one_of("lossless_mode", *LOSSLESS_MODES)
+    lossless = fields.one_of(LOSSLESS_MODE.name, *LOSSLESS_MODE.choices)
     if lossless is not None:
-        draft.sampling["lossless_mode"] = lossless
+        draft.sampling[LOSSLESS_MODE.name] = lossless
     fields.finish()
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dflash2_mlx.sampling.fields import INTEGERS, LOGIT_BIAS, LOSSLESS_MODE, NUMBERS, TEMPERATURE
+
 from ..api.request import (
-    COUNTS,
     EFFORTS,
-    LOSSLESS_MODES,
     MODES,
-    MOST_BIAS,
     MOST_STOP_CHARACTERS,
     MOST_STOPS,
-    MOST_TEMPERATURE,
     NO_VARIABLES,
-    NUMBERS,
     TOOL_NAME,
 )
 from ..http.errors import ANTHROPIC_TYPES, OPENAI_TYPES, OTHERWISE
@@ -66,15 +63,16 @@ ERRORS: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def sampling(most_temperature: float = MOST_TEMPERATURE) -> dict[str, Schema]:
+def sampling(most_temperature: float = TEMPERATURE.request_most) -> dict[str, Schema]:
     """The fields that say how the next token is drawn."""
-    ranges = {**NUMBERS, "temperature": (0, most_temperature)}
+    numbers = {field.name: number(_SAYS[field.name], field.least, field.request_most) for field in NUMBERS}
     return {
-        **{name: number(_SAYS[name], *limits) for name, limits in ranges.items()},
-        **{name: integer(_SAYS[name], 0, most) for name, most in COUNTS.items()},
-        "logit_bias": mapping(
+        **numbers,
+        TEMPERATURE.name: number(_SAYS[TEMPERATURE.name], TEMPERATURE.least, most_temperature),
+        **{field.name: integer(_SAYS[field.name], field.least, field.request_most) for field in INTEGERS},
+        LOGIT_BIAS.name: mapping(
             "Added to the logits of tokens, by token id.", propertyNames={"pattern": "^[0-9]{1,9}$"},
-            additionalProperties=number(low=-MOST_BIAS, high=MOST_BIAS)),
+            additionalProperties=number(low=-LOGIT_BIAS.request_most, high=LOGIT_BIAS.request_most)),
         "dflash2": ref("Drafting"),
     }  # fmt: skip
 
@@ -126,7 +124,7 @@ SHARED: Mapping[str, Schema] = {
     "Drafting": request({}, {
         "mode": choice(*MODES, about="`plain` decodes without the drafter; `dflash2` insists on it."),
         "block_size": integer("Rows of a block, at most the drafter's own.", 2),
-        "lossless_mode": choice(*LOSSLESS_MODES, about="How sampled drafts are accepted."),
+        "lossless_mode": choice(*LOSSLESS_MODE.choices, about="How sampled drafts are accepted."),
     }, "How this reply is drafted; the text of a greedy or seeded reply does not depend on it."),
     "DraftingUsage": reply({
         "mode": choice("plain", "dflash2", about="What ran."),

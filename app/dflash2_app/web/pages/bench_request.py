@@ -9,6 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dflash2_mlx.sampling.fields import (
+    IDLE_AT_ZERO,
+    LOSSLESS_MODE,
+    NUMBERS,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+)
+
 from ...bench.pair import PairBench, draw_sample, template_args
 from ...bench.presets import (
     PRESETS,
@@ -29,11 +38,7 @@ if TYPE_CHECKING:
     from dflash2_mlx import bench
 
 OWN_PROMPTS = "own prompts"
-_FILTERS = ("top_p", "top_k", "min_p", "lossless_mode")
-_SAMPLING: dict[str, tuple[float, float]] = {
-    "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0, 100),
-}  # fmt: skip
+_IDLE = [name for name in IDLE_AT_ZERO if name != SEED.name]  # the seed is the measurement's, not of its sampling
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ class BenchAsk:
         chosen = draw_sample(found, self.samples or USUAL_SAMPLES)
         sampling, temperatures = preset_sampling(self.preset, self.sampling, self.temperatures, engine.target_name)
         variables, notes = template_args(engine, self.preset, self.chat_template_args, chat_template=self.chat_template)
-        filters = {name: self.sampling.get(name) for name in _FILTERS}
-        notes = [*self._notes(found, served), *without_effect(filters, temperatures), *notes]
+        idle = {name: self.sampling.get(name) for name in _IDLE}
+        notes = [*self._notes(found, served), *without_effect(idle, temperatures), *notes]
         plan = bench.Plan(
             widths=self.widths or usual_widths(engine.block_size), depths=self.depths, temperatures=temperatures,
             repeats=self.repeats, max_tokens=self.max_tokens, sampling=sampling, seed=self.seed,
@@ -171,9 +176,13 @@ def _sampling(fields: Fields) -> dict[str, Any]:
     """How tokens are drawn at the temperatures above 0, as far as it was stated."""
     import dflash2_mlx as d2
 
-    stated: dict[str, Any] = {name: fields.number(name, *bounds) for name, bounds in _SAMPLING.items()}
-    stated["top_k"] = fields.integer("top_k", 0)
-    stated["lossless_mode"] = fields.one_of("lossless_mode", "rejection", "coupled")
+    stated: dict[str, Any] = {
+        number.name: fields.number(number.name, number.least, number.request_most)
+        for number in NUMBERS
+        if number is not TEMPERATURE
+    }
+    stated[TOP_K.name] = fields.integer(TOP_K.name, TOP_K.least, TOP_K.request_most)
+    stated[LOSSLESS_MODE.name] = fields.one_of(LOSSLESS_MODE.name, *LOSSLESS_MODE.choices)
     stated = {name: value for name, value in stated.items() if value is not None}
     try:
         d2.SamplingConfig(**stated)

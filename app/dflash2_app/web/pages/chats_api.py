@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dflash2_mlx.sampling.fields import SEED, SETTINGS
+
 from ...chat.overview import Overview, summarise
 from ...chat.record import Chat, to_markdown
 from ...chat.settings import ReplySettings
@@ -220,7 +222,7 @@ def _guarded(work: Callable[[], T]) -> T:
         raise from_library(error) from None
 
 
-DRAWN = """temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed""".split()
+DRAWN = (*SETTINGS, SEED.name)
 
 
 class ChatModelApi:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from dflash2_mlx.sampling.fields import SETTINGS
+
 from ...engine.memory_fit import check_memory, weight_bytes
 from ...engine.setup import Setup, prepare_named
 from ...errors import AppError, UsageError, one_line
@@ -32,8 +34,7 @@ SERVER_DEFAULTS = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 32768}
 # Settings that the status shows, each with where it comes from.
 _SHOWN = (
     "dflash_enabled", "dflash_draft_model", "dflash_draft_quant_weight_bits", "dflash_block_size", "dflash_verify_mode",
-    "dflash_max_ctx", "max_context_window", "max_tokens", "temperature", "top_p", "top_k", "min_p",
-    "presence_penalty", "frequency_penalty", "repetition_penalty", "force_sampling", "enable_thinking",
+    "dflash_max_ctx", "max_context_window", "max_tokens", *SETTINGS, "force_sampling", "enable_thinking",
     "chat_template_kwargs", "forced_ct_kwargs",
 )  # fmt: skip
 
