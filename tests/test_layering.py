@@ -99,6 +99,7 @@ LIBRARY = [
     "prefix_cache.cache",
     "prefix_cache",
     "text",
+    "cuts",
     "counting",
     "results",
     "requests",
