@@ -25,7 +25,7 @@ def byte_token(byte: int) -> str:
 
 
 def sentencepiece_tokenizer(style: str, model: str = "unigram", template: str | None = None) -> Any:
-    """A byte-fallback tokenizer as `load` reads it: words, halves of words, characters and bytes, 256 at least.
+    """A byte-fallback tokenizer as `load` reads it: characters and words, whose tokens fit tiny models, and bytes.
 
     Args:
         style: one of STYLES.
@@ -35,16 +35,17 @@ def sentencepiece_tokenizer(style: str, model: str = "unigram", template: str | 
     characters = sorted({*"".join(WORDS), *".,?\n", BLANK})
     pieces = [BLANK + word for word in WORDS] + WORDS
     if model == "unigram":
-        scores = dict.fromkeys(SPECIAL, 0.0) | {byte_token(byte): -30.0 for byte in range(256)}
-        scores |= dict.fromkeys(characters, -10.0)
+        scores = dict.fromkeys(SPECIAL, 0.0) | dict.fromkeys(characters, -10.0)
         scores |= {piece: -8.0 for piece in pieces if piece not in scores}
+        scores |= {byte_token(byte): -30.0 for byte in range(256)}
         tokenizer = Tokenizer(models.Unigram(list(scores.items()), unk_id=0, byte_fallback=True))
     else:
-        merges, known = [], [*SPECIAL, *map(byte_token, range(256)), *characters]
+        merges, known = [], [*SPECIAL, *characters]
         for piece in pieces:
             for end in range(2, len(piece) + 1):
                 merges.append((piece[: end - 1], piece[end - 1]))
                 known.append(piece[:end])
+        known += map(byte_token, range(256))
         vocabulary = {piece: at for at, piece in enumerate(dict.fromkeys(known))}
         tokenizer = Tokenizer(
             models.BPE(vocabulary, list(dict.fromkeys(merges)), unk_token="<unk>", byte_fallback=True, fuse_unk=True)

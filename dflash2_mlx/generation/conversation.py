@@ -22,6 +22,7 @@ from ..engine import Engine
 from ..errors import PromptError
 from ..prefix_cache import PrefixCache
 from .config import GenerationConfig
+from .cuts import Cut, continued, cut_text, cut_tokens, joined, with_reply
 from .generate import new_session, stream_generate
 from .results import GenerationEvent
 from .text import REPLACEMENT, RenderedPrompt, common_length, prompt_end, render_prompt
@@ -50,10 +51,11 @@ class Conversation:
         self.engine = engine
         self._cache = prefix_cache
         self._rendered: RenderedPrompt | None = None  # of the last prompt
+        self._cut: Cut | None = None  # where its tokens end in its text
+        self._read: Cut | None = None  # of the prompt that the session replied to last
         self._session: Session | None = None
         self._mode = ("", False)
         self._prompt_length = 0
-        self._borders: list[int] = []  # where a prompt or a reply ends in the session's tokens
 
     @property
     def has_template(self) -> bool:
@@ -102,29 +104,39 @@ class Conversation:
             template_kwargs=template_kwargs,
             find_boundaries=self._cache is not None and self.has_template,
         )
-        ids = self._recut(plain.ids, messages, template_kwargs) if self.has_template else plain.ids
+        self._cut = self._recut(plain.ids, messages, template_kwargs) if self.has_template else None
+        ids = self._cut.ids if self._cut is not None else plain.ids
         self._rendered = RenderedPrompt(ids, plain.notices, _moved(plain.boundaries, plain.ids, ids))
         return ids
 
     def _recut(
         self, ids: list[int], messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None
-    ) -> list[int]:
-        """The same text as `ids`, with its beginning in the tokens that were read."""
+    ) -> Cut | None:
+        """The text of `ids`, with its beginning in the tokens that were read; None when the text's ends are unknown."""
         tokenizer = self.engine.tokenizer
-        read = self._session.tokens if self._session is not None else []
-        shared = common_length(ids, read)
-        if shared == len(ids) or not read:
-            return ids
         text = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False, **(template_kwargs or {})
         )
-        for border in sorted(self._borders, reverse=True):
-            if border <= shared:
-                break  # the plain encoding already reaches as far
-            known = self._decode(read[:border])
-            if text.startswith(known):
-                return [*read[:border], *tokenizer.encode(text[len(known) :], add_special_tokens=False)]
-        return ids
+        plain = cut_text(tokenizer, text, ids)
+        read = self._session.tokens if self._session is not None else []
+        if plain is None or not read or common_length(ids, read) == len(ids):
+            return plain
+        best = plain
+        for known in self._known(read):
+            for found in (joined(known, plain), continued(tokenizer, known, text)):
+                if found is not None and common_length(found.ids, read) > common_length(best.ids, read):
+                    best = found
+        return best
+
+    def _known(self, read: list[int]) -> list[Cut]:
+        """What was read, with each text that it may stand for."""
+        prompt, tokenizer = self._read, self.engine.tokenizer
+        if prompt is None:
+            return [cut_tokens(tokenizer, read)]
+        shared = common_length(prompt.ids, read)
+        if shared < len(prompt.ids):  # cancelled while the prompt was being read
+            return [prompt.first(shared)]
+        return with_reply(tokenizer, prompt, read[shared:])
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt's end has already opened a block of thinking, so that the reply begins inside it."""
@@ -144,7 +156,7 @@ class Conversation:
         config = config or GenerationConfig()
         mode = (config.mode, config.verify_mode == "off")  # what a session can change to by itself is no reason
         if self._session is None or self._mode != mode:
-            self._session, self._mode, self._borders = new_session(self.engine, config), mode, []
+            self._session, self._mode = new_session(self.engine, config), mode
         ids = list(prompt)
         known = self._rendered is not None and self._rendered.ids == ids
         events = stream_generate(
@@ -154,7 +166,7 @@ class Conversation:
             session=self._session,
             prefix_cache=self._cache,
         )
-        return self._follow(events, self._session, ids)
+        return self._follow(events, ids, self._cut if known else None)
 
     def reply_text(self) -> str:
         """The last reply as far as the session holds it, without its stop token.
@@ -170,20 +182,16 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget what was read."""
-        self._session, self._borders, self._prompt_length = None, [], 0
+        self._session, self._read, self._prompt_length = None, None, 0
 
     def _follow(
-        self, events: Generator[GenerationEvent, None, None], session: Session, prompt: list[int]
+        self, events: Generator[GenerationEvent, None, None], prompt: list[int], cut: Cut | None
     ) -> Generator[GenerationEvent, None, None]:
-        shared = common_length(prompt, session.tokens)
-        self._borders = [border for border in self._borders if border <= shared]
-        self._prompt_length = len(prompt)
+        self._prompt_length, self._read = len(prompt), cut
         try:
             yield from events
         finally:
             events.close()
-            ends = {len(prompt), len(session.tokens)}
-            self._borders = sorted({*self._borders, *(end for end in ends if end <= len(session.tokens))})
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.engine.tokenizer.decode(list(ids), skip_special_tokens=False))

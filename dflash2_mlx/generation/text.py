@@ -110,8 +110,8 @@ def render_prompt(
     return RenderedPrompt(_not_empty(list(ids)), [], boundaries)
 
 
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Tokens that two sequences begin with alike."""
+def common_length(left: Sequence[object], right: Sequence[object]) -> int:
+    """Tokens, or characters, that two sequences begin with alike."""
     pairs = zip(left, right, strict=False)
     return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
 
