@@ -150,8 +150,8 @@ def test_the_documents_tell_the_very_numbers(request: pytest.FixtureRequest):
     twins = draft_pass()
     metal: KernelStandIn = request.getfixturevalue("metal")
     kernels = draft_pass() - metal.calls * COSTS["Concatenate"] + metal.calls
-    text = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert f"({twins} by twins, {kernels} by" in text
+    text = (Path(__file__).parents[1] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert f"({twins} by references, {kernels} by" in text
 
 
 def test_a_sampled_selector_takes_as_few(metal: KernelStandIn):

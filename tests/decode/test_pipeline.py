@@ -173,11 +173,10 @@ def test_spy_sees_every_way_to_read(events: list[str]) -> None:
 
 def test_no_numpy_where_rounds_run() -> None:
     """NumPy reads an array through its buffer, which the spy cannot see."""
-    modules = [
-        PACKAGE / f"{name}.py" for name in ("session", "rounds", "verify", "sampling", "acceptance", "rng", "buffers")
-    ]
-    modules += [path for part in ("drafter", "targets", "kernels") for path in (PACKAGE / part).glob("*.py")]
-    assert len(modules) > 15
+    rooms = ("sampling", "layers", "drafters", "targets", "kernels")
+    modules = [PACKAGE / "decode/session.py", *(path for room in rooms for path in (PACKAGE / room).rglob("*.py"))]
+    modules = [path for path in modules if path.name != "constraints.py"]  # a mask is the host's
+    assert len(modules) > 30
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

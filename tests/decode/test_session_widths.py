@@ -15,7 +15,8 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx.decode.costs import CostTable, PassCosts
-from dflash2_mlx.decode.session import DFlash2Session, Request
+from dflash2_mlx.decode.request import Request, RoundResult
+from dflash2_mlx.decode.session import DFlash2Session
 from dflash2_mlx.decode.widths import Adaptive
 from dflash2_mlx.sampling.acceptance import Acceptance, Proposal
 from dflash2_mlx.sampling.config import SamplingConfig
@@ -241,7 +242,7 @@ def test_a_long_prompt_counts_as_depth():
 def test_shares_by_position_count_only_rounds_that_drafted_that_far():
     stats = d2.GenerationStats(mode="dflash2", block_size=4)
     for width, accepted in ((4, 3), (2, 1), (2, 0), (1, 0), (3, 1)):
-        stats.add(d2.stats.RoundResult(tokens=(1,) * (accepted + 1), num_accepted=accepted, width=width))
+        stats.add(RoundResult(tokens=(1,) * (accepted + 1), num_accepted=accepted, width=width))
     # Draft 1: 4 rounds tried, 3 kept. Draft 2: the rounds of width 4 and 3. Draft 3: that of width 4.
     assert stats.acceptance_by_position == [3 / 4, 1 / 2, 1.0]
     assert stats.rounds_by_width == {4: 1, 2: 2, 1: 1, 3: 1}

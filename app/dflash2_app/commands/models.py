@@ -123,6 +123,27 @@ def search(
             out.info("nothing found" + ("" if any_format else "; --any-format also shows models not marked for MLX"))
 
 
+@models.command("info")
+def info(
+    model: ModelName, context: Context = DEFAULT_CONTEXT, base_path: BaseFolder = None, json: Json = False
+) -> None:
+    """Show one model: what it is, what it takes, and whether it fits this machine."""
+    with Output() as out:
+        out.status(f"looking for {model}")
+        from ..manage.details import facts_of, look
+        from ..models.discover import discover
+        from ..models.places import find_places
+
+        looked = look(model, discover(find_places(base_path)).find(model))
+        for note in looked.notes:
+            out.note(note)
+        facts = facts_of(looked, context)
+        if json:
+            out.json(facts)
+        else:
+            _print_info(out, facts)
+
+
 models.command("pull")(pull)
 
 
@@ -212,26 +233,6 @@ def verify(
             )
 
 
-def info(
-    model: ModelName, context: Context = DEFAULT_CONTEXT, base_path: BaseFolder = None, json: Json = False
-) -> None:
-    """Show one model: what it is, what it takes, and whether it fits this machine."""
-    with Output() as out:
-        out.status(f"looking for {model}")
-        from ..manage.details import facts_of, look
-        from ..models.discover import discover
-        from ..models.places import find_places
-
-        looked = look(model, discover(find_places(base_path)).find(model))
-        for note in looked.notes:
-            out.note(note)
-        facts = facts_of(looked, context)
-        if json:
-            out.json(facts)
-        else:
-            _print_info(out, facts)
-
-
 def _print_info(out: Output, facts: dict[str, Any]) -> None:
     from ..models.pull import gigabytes
     from .models_view import show_facts
@@ -258,6 +259,3 @@ def _print_info(out: Output, facts: dict[str, Any]) -> None:
             ("problem", facts["problem"]),
         ],
     )
-
-
-models.command("info")(info)

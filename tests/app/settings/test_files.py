@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from dflash2_app.settings import files
-from dflash2_app.settings import files as exchange
 from dflash2_app.settings.files import JsonFile, SettingsError
 
 from ..conftest import environment
@@ -143,14 +142,16 @@ def test_an_edit_before_the_exchange_is_merged(
     """Another program, which knows no lock, saves after our read."""
     write(base, {"version": 1, "models": {"theirs": {"x": 1}}})
     if not swaps:
-        monkeypatch.setattr(exchange, "_system_swap", lambda: None)
+        monkeypatch.setattr(files, "_system_swap", lambda: None)
     edits = iter([{"x": 2}, {"x": 3}])
+
+    real = files.publish
 
     def publish(new: Path, path: Path, expected: bytes | None) -> bool:
         edit = next(edits, None)
         if edit is not None:
             write(base, {"version": 1, "models": {"theirs": edit}})
-        return exchange.publish(new, path, expected)
+        return real(new, path, expected)
 
     monkeypatch.setattr(files, "publish", publish)
     file.update(setter(ours={"y": 1}))
@@ -164,7 +165,7 @@ def test_an_edit_between_the_look_and_the_exchange_is_merged(
 ) -> None:
     """The last moment there is: a plain rename would throw that edit away."""
     write(base, {"version": 1, "models": {"theirs": {"x": 1}}})
-    edits, swap = iter([{"x": 2}]), exchange.swap
+    edits, swap = iter([{"x": 2}]), files.swap
     if not swap(*(write(base, {}, name) for name in ("one", "two"))):
         pytest.skip("this file system cannot swap two names")
 
@@ -174,7 +175,7 @@ def test_an_edit_between_the_look_and_the_exchange_is_merged(
             write(base, {"version": 1, "models": {"theirs": edit}})
         return swap(one, other)
 
-    monkeypatch.setattr(exchange, "swap", late)
+    monkeypatch.setattr(files, "swap", late)
     file.update(setter(ours={}))
     assert read(base)["models"] == {"theirs": {"x": 2}, "ours": {}}
 
@@ -185,10 +186,12 @@ def test_a_file_made_between_read_and_write_is_merged(
     base.mkdir()
     made = iter([True])
 
+    real = files.publish
+
     def publish(new: Path, path: Path, expected: bytes | None) -> bool:
         if next(made, False):
             write(base, {"version": 1, "models": {"theirs": {}}})
-        return exchange.publish(new, path, expected)
+        return real(new, path, expected)
 
     monkeypatch.setattr(files, "publish", publish)
     file.update(setter(ours={}))
@@ -206,7 +209,7 @@ def test_the_steps_of_a_write(file: JsonFile, base: Path, monkeypatch: pytest.Mo
     """Data reach the disk before the name does, and the name before the update returns."""
     write(base, model_settings())
     steps: list[str] = []
-    fsync, publish = os.fsync, exchange.publish
+    fsync, publish = os.fsync, files.publish
 
     def note_fsync(handle: int) -> None:
         name = str(Path(f"/proc/self/fd/{handle}").readlink()) if sys.platform == "linux" else ""

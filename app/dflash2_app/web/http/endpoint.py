@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..serving.service import Service
 from .errors import INTERNAL, ApiError
-from .wire import ClientGone, EventStream, Frame, json_response, while_connected
+from .wire import ClientGone, EventStream, Frame, Limits, json_response, while_connected
 
 log = logging.getLogger("dflash2.serve")
 
@@ -40,19 +39,21 @@ class Connected:
     """An ASGI application for one path; a refusal before its first event is JSON.
 
     Args:
+        limits: how long a client may take to receive a piece.
+        stopping: set when the server is about to end.
         prepare: reads the request; returns the work, which writes the stream (it is ended here) or answers at once.
     """
 
-    def __init__(self, service: Service, prepare: Prepare):
-        self._service, self._prepare = service, prepare
+    def __init__(self, limits: Limits, stopping: asyncio.Event, prepare: Prepare):
+        self._limits, self._stopping, self._prepare = limits, stopping, prepare
         self.__doc__ = prepare.__doc__  # the server's description tells what an endpoint does
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send, self._service.limits.write_s)
+        stream = EventStream(send, self._limits.write_s)
         try:
             try:
                 work = await self._prepare(Request(scope, receive))
-                answer = await while_connected(receive, self._service.stopping, work(stream))
+                answer = await while_connected(receive, self._stopping, work(stream))
                 if answer is None:
                     await stream.end()
                 else:
@@ -77,7 +78,7 @@ async def _refuse(error: ApiError, stream: EventStream, scope: Scope, receive: R
         await json_response(error.openai(), error.status)(scope, receive, send)
 
 
-def following(service: Service, follow: Follow) -> Connected:
+def following(limits: Limits, stopping: asyncio.Event, follow: Follow) -> Connected:
     """An endpoint that tells what `follow` yields, and now and then that it lives."""
 
     async def prepare(request: Request) -> Work:
@@ -87,7 +88,7 @@ def following(service: Service, follow: Follow) -> Connected:
         return work
 
     prepare.__doc__ = follow.__doc__
-    return Connected(service, prepare)
+    return Connected(limits, stopping, prepare)
 
 
 async def _tell(follow: AsyncGenerator[Frame, None], stream: EventStream) -> None:

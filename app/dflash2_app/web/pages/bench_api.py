@@ -47,7 +47,11 @@ class BenchApi:
             Route("/api/bench", self.about, methods=["GET"]),
             Route("/api/bench", self.start, methods=["POST"]),
             Route("/api/bench/cancel", self.cancel, methods=["POST"]),
-            Route("/api/bench/events", following(self._service, self.follow), methods=["GET"]),
+            Route(
+                "/api/bench/events",
+                following(*self._service.connection, self.follow),
+                methods=["GET"],
+            ),
             Route("/api/bench/runs", self.runs, methods=["GET"]),
             Route(one, self.run, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),

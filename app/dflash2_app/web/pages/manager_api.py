@@ -262,8 +262,16 @@ class Manager:
         live = Live(self._service, self.downloads)
         return [
             # Before the models' own: a path is taken by the first that matches.
-            Route("/api/models/events", following(self._service, live.changes), methods=["GET"]),
-            Route("/api/models/verify", Connected(self._service, live.verify), methods=["POST"]),
+            Route(
+                "/api/models/events",
+                following(*self._service.connection, live.changes),
+                methods=["GET"],
+            ),
+            Route(
+                "/api/models/verify",
+                Connected(*self._service.connection, live.verify),
+                methods=["POST"],
+            ),
             *ManagerApi(self._service, self.downloads.working_on).routes(),
             *SettingsApi(self._service).routes(),
             *DownloadsApi(self._service, self.downloads).routes(),

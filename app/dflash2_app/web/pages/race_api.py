@@ -38,8 +38,12 @@ class RaceApi:
     def routes(self) -> list[Route]:
         return [
             Route("/api/race", self.choices, methods=["GET"]),
-            Route("/api/race", Connected(self._service, self._race), methods=["POST"]),
-            Route("/api/race/block", Connected(self._service, self._block), methods=["POST"]),
+            Route("/api/race", Connected(*self._service.connection, self._race), methods=["POST"]),
+            Route(
+                "/api/race/block",
+                Connected(*self._service.connection, self._block),
+                methods=["POST"],
+            ),
         ]
 
     async def choices(self, _: Request) -> Response:

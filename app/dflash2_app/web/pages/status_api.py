@@ -80,7 +80,11 @@ class StatusApi:
             Route("/api/doctor", self.doctor, methods=["GET"]),
             Route("/api/doctor", self.examine, methods=["POST"]),
             Route("/api/logs", self.logs, methods=["GET"]),
-            Route("/api/logs/events", following(self._service, self.follow), methods=["GET"]),
+            Route(
+                "/api/logs/events",
+                following(*self._service.connection, self.follow),
+                methods=["GET"],
+            ),
             Route("/api/about", self.about, methods=["GET"]),
         ]
 

@@ -47,6 +47,11 @@ class Service:
     load_pinned: bool = True  # at start
     base_path: Path | None = None  # what the command line says of the base folder
 
+    @property
+    def connection(self) -> tuple[Limits, asyncio.Event]:
+        """What an endpoint of `http` must know: the limits of a request, and the event of the server's end."""
+        return self.limits, self.stopping
+
     def base(self) -> Base:
         """The base folder, found anew each time: `DFLASH2_BASE_PATH` or the default where the command says nothing.
 
