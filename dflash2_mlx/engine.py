@@ -3,7 +3,7 @@
 Owns: the order of things (the drafter's config and tensor headers and the target's config decide; only then are weights
 read), and the Engine record.
 
-Reference: DFlash 2 specification 2.4 (loader checks).
+Reference: docs/dflash2.md 2.4 (loader checks).
 """
 
 from __future__ import annotations

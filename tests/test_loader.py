@@ -1,4 +1,4 @@
-"""`d2.load`: pairs that belong together, and everything that does not (specification 2.4; CK-9, CK-23, T12).
+"""`d2.load`: pairs that belong together, and everything that does not (docs/dflash2.md 2.4; CK-9, CK-23, T12).
 
 `stops` demands that loading ends before a weight is read. Weight conventions are in test_target_weights.
 """

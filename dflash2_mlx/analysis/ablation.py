@@ -4,7 +4,7 @@ Owns: how a part is left out at inference: without the selector each position ta
 convolution rows pass through as they are. Both are what a DFlash drafter does, so a variant is the same modules under a
 config that asks for less; no arithmetic is added, and the loaded drafter stays as it is.
 
-Reference: DFlash 2 specification 1, 11 (T5).
+Reference: docs/dflash2.md 1, 11.5.
 """
 
 from __future__ import annotations

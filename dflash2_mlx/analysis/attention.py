@@ -3,7 +3,7 @@
 Owns: the observed attention, which runs the layer's own and also says where the softmax went. It sees the real buffers
 and the real mask of the pass.
 
-Reference: DFlash 2 specification 6.3 (published shares), 3.6.
+Reference: docs/dflash2.md 6.3 (published shares), 3.6.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns: the measurement by difference. A round is timed as its two passes, the dra
 pass is timed again without the part, and what is saved is the part's. Host time between rounds is left out: the
 pipeline hides it behind the passes.
 
-Reference: DFlash 2 specification 10 (published: selector 0.6 %, convolution 0.7 % of a round).
+Reference: docs/dflash2.md 10 (published: selector 0.6 %, convolution 0.7 % of a round).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: which replies are decoded, by which drafters, and what is asked of them. Everything is measured on real replies of
 the engine; the definitions are in `shares`, each measurement in a module of its own.
 
-Reference: DFlash 2 specification 6.1, 6.3.
+Reference: docs/dflash2.md 6.1, 6.3.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: Recall@1, Recall@k and the selector's own hits, all over every anchor of finished replies. The drafter proposes
 exactly as in decoding; nothing of its arithmetic is repeated here.
 
-Reference: DFlash 2 specification 6.1.
+Reference: docs/dflash2.md 6.1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: the formulas, as pure functions of numbers; those of shares by position are in `shares`. Knows nothing of engines,
 prompts or clocks.
 
-Reference: DFlash 2 specification 6.1.
+Reference: docs/dflash2.md 6.1.
 """
 
 from __future__ import annotations

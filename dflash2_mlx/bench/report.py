@@ -3,7 +3,7 @@
 Owns: the sums: per arm and setting, and the recommendation with its reason. Pure functions of what `runner` told,
 complete or not: an interrupted measurement is reported like any other.
 
-Reference: DFlash 2 specification 6.1.
+Reference: docs/dflash2.md 6.1.
 """
 
 from __future__ import annotations

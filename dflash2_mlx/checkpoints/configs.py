@@ -1,8 +1,9 @@
-"""Which drafter belongs to which target, by their configs alone.
+"""What a checkpoint's `config.json` says: whether it is a target or a drafter, what it may hold, which belong together.
 
-Owns: the checks that need no weights.
+Owns: the sorting of configs for lists of models, the refusal of numbers that no model can have and of settings that
+mlx-lm's modules do not follow, and the checks of a pair that need no weights. Loads nothing.
 
-Reference: DFlash 2 specification 2.4 (loader checks).
+Reference: docs/dflash2.md 2.4.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns: what is checked before anything is written, the copy's config and card, an
 What is quantized, and how, is decided where weights are read (`weights.quantize_drafter`), so that a copy holds the
 very numbers that quantizing on load gives.
 
-Reference: DFlash 2 specification, decisions D-12 and D-26.
+Reference: docs/dflash2.md 8.12, 8.26.
 """
 
 from __future__ import annotations

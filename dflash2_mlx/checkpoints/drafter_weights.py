@@ -3,7 +3,7 @@
 Owns: the missing/unknown/wrong-shape report, and quantization on load. Knows nothing of targets. Invariant: the
 tensors in a model are exactly those the config asks for.
 
-Reference: DFlash 2 specification 2.3 and 2.5.
+Reference: docs/dflash2.md 2.3 and 2.5.
 """
 
 from __future__ import annotations

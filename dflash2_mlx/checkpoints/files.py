@@ -1,6 +1,8 @@
-"""Where a checkpoint's files are: a folder, or a Hub repository that is fetched or found in the cache.
+"""Where a checkpoint's files are, and what names them: a folder, a Hub repository, or the embedded pair.
 
-Owns: the difference between a folder and a Hub id, and the reading of its JSON files. Knows no model.
+Owns: the difference between a folder and a Hub id, the reading of JSON files, the embedded pair's name and folder, and
+the fingerprint of loaded models: it changes whenever their numbers may, as it is the key of what is kept beyond a
+session (the files of the weights, both configs, how they were loaded, the versions that computed).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ tokens of a block, and the choice between widths. What a chip should need by ari
 Knows nothing of sessions: passes are run on a state of their own and never committed. All functions run on the
 thread that owns MLX.
 
-Reference: DFlash 2 specification 6.
+Reference: docs/dflash2.md 6.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What goes into a round and what comes out of it for the host.
+"""What is asked of a session, and what it gives back: a request, and the results of its steps.
 
-Owns: the request, the packed result of a pass on its way, and the cut at stop token and limit, which runs on the
-device. Knows nothing of models or states.
+Knows nothing of models or states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Counts of what rounds did, by the definitions of the specification.
+"""What rounds did, counted: acceptance, widths, times, and shares by position.
 
-Owns: RoundResult (one round as the host sees it) and GenerationStats. Knows nothing of devices or text.
+Owns: the definitions. Recall@k and conditional acceptance are the same one: how often position j is right among the
+blocks in which every position before it was. Knows nothing of devices or text.
 
-Reference: DFlash 2 specification 6.1.
+Reference: docs/dflash2.md 6.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns: the policies and what they may know: the widths of rounds that the host ha
 accepted. They never see a token. A policy that knew what was drawn for a row could verify that row or not because of
 it, and the text would no longer follow the target's law.
 
-Reference: DFlash 2 specification 6.
+Reference: docs/dflash2.md 6.
 """
 
 from __future__ import annotations

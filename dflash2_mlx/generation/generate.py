@@ -1,4 +1,4 @@
-"""From a prompt to a stream of text: what callers use.
+"""From a prompt to a stream of text, and to the number of its tokens: what callers use.
 
 All MLX work runs on the owner thread, one step of one reply at a time; the caller's thread only waits for finished
 pieces.

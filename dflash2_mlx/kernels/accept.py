@@ -1,8 +1,4 @@
-"""How the kernels of the target's verify pass are called, as `_metal` does it for the drafter's.
-
-Owns: the Python side of few_row_attention.metal, few_row_merge.metal, gated_delta_verify.metal and accept.metal.
-Decides nothing.
-"""
+"""How metal/accept.metal is called; `sampling/acceptance.py` decides when. Decides nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How each Metal kernel is called: names, template, grid and outputs for given shapes.
+"""A call of a Metal kernel: names, template, grid and outputs for given shapes.
 
-Owns: the Python side of metal/*.metal. Decides nothing: whether Metal is used is for the caller to know. Nothing
-is made at import. Inputs are passed in the order of `inputs`; what they hold is said in the header of each file.
+Decides nothing: whether Metal is used is for the caller to know. Nothing is made at import. Inputs are passed in the
+order of `inputs`; what they hold is said in the header of each file. Each operation's file makes its own calls.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: the pure-MLX twin, and the choice between it and metal/conv_add_norm.metal, which does all three in one
 dispatch.
 
-Reference: DFlash 2 specification 3.5, 3.7.
+Reference: docs/dflash2.md 3.5, 3.7.
 """
 
 from __future__ import annotations

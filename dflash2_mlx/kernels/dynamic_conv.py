@@ -4,7 +4,7 @@ Owns: one side of the convolution, `out[i] = sum_t (base[t] + delta[i, t]) * x[i
 block's first row: the pure-MLX twin, and the choice between it and metal/dynamic_conv.metal. Knows nothing of
 layers or projections.
 
-Reference: DFlash 2 specification 3.7.
+Reference: docs/dflash2.md 3.7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the pure-MLX twin, and the choice between it and metal/norm_rope.metal, which does both in one dispatch.
 
-Reference: DFlash 2 specification 3.2, 3.4.
+Reference: docs/dflash2.md 3.2, 3.4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the kernels for a few rows times a quantized matrix are called; see `_metal.py`.
+"""How the kernels for a few rows times a quantized matrix are called; see `call.py`.
 
 Differs from the other kernels: how many rows a SIMD-group holds is a template value, as its sums live in registers. So
 Metal compiles one kernel for each width that is used, 8 at most, and none for a layer's size.

@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..device.chips import this_chip
-from . import qmm_calls as _metal_qmm
+from . import qmm_calls
 from .call import KernelCall
 from .dispatch import EXACT_ROWS, Dispatcher, check_equal, dispatcher, inexact
 from .qmm_forms import AFFINE, MATRIX, MOST_ROWS, PAD, PADDED_ROWS, STOCK, TENSOR, TILE, Product, default_form
 
-NAME = _metal_qmm.TILE
-KERNEL_OF = {TILE: _metal_qmm.TILE, MATRIX: _metal_qmm.MATRIX, TENSOR: _metal_qmm.TENSOR}
+NAME = qmm_calls.TILE
+KERNEL_OF = {TILE: qmm_calls.TILE, MATRIX: qmm_calls.MATRIX, TENSOR: qmm_calls.TENSOR}
 _CALL_OF = {
-    TILE: _metal_qmm.quantized_tile,
-    MATRIX: _metal_qmm.quantized_matrix,
-    TENSOR: _metal_qmm.quantized_tensor,
+    TILE: qmm_calls.quantized_tile,
+    MATRIX: qmm_calls.quantized_matrix,
+    TENSOR: qmm_calls.quantized_tensor,
 }
 
 
@@ -143,9 +143,9 @@ def usable(kernels: Dispatcher, form: str, x: mx.array, packed: Packed) -> bool:
         return product.rows < PADDED_ROWS
     if form not in KERNEL_OF:
         return form == STOCK
-    if not product.suits_kernels or (form != TILE and product.rows > _metal_qmm.MATRIX_ROWS):
+    if not product.suits_kernels or (form != TILE and product.rows > qmm_calls.MATRIX_ROWS):
         return False
-    if form == TENSOR and (product.dtype not in _metal_qmm.TENSOR_TYPES or x.dtype != product.dtype):
+    if form == TENSOR and (product.dtype not in qmm_calls.TENSOR_TYPES or x.dtype != product.dtype):
         return False
     call = call_for(form, product, packed.offset is not None)
     if call is None or not kernels.wants_metal(KERNEL_OF[form]):
@@ -158,7 +158,7 @@ def exactness_problem(x_dtype: mx.Dtype, packed: Packed) -> str | None:
     if packed.mode != AFFINE or not packed.product(mx.zeros((1, _columns(packed)), dtype=x_dtype)).suits_kernels:
         return f"{packed.bits} bits in groups of {packed.group_size} ({packed.mode})"
     kernels = dispatcher()
-    for rows in range(1, _metal_qmm.TILE_ROWS + 1):
+    for rows in range(1, qmm_calls.TILE_ROWS + 1):
         if not usable(kernels, TILE, mx.zeros((rows, _columns(packed)), dtype=x_dtype), packed):
             return kernels.why_not(NAME)
     return None

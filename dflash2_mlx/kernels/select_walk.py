@@ -5,7 +5,7 @@ metal/select_walk.metal. Knows nothing of models. The twin computes the scores o
 pairs at once, so only an index chase of N small steps is sequential; the kernel scores the visited rows only.
 Neither needs the host.
 
-Reference: DFlash 2 specification 3.9.
+Reference: docs/dflash2.md 3.9.
 """
 
 from __future__ import annotations

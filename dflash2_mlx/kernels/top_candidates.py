@@ -5,7 +5,7 @@ logits tie often at the k-th place, so each (logit, id) pair becomes one 64-bit 
 answer on every back-end. Also the first stage alone, which metal/top_candidates.metal can do: lists of the best
 of each block of ids, for `select_walk` to merge.
 
-Reference: DFlash 2 specification 3.9 and decision D-21.
+Reference: docs/dflash2.md 3.9, 8.21.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """How many proposed tokens the target keeps, and which token it adds.
 
-Owns: the acceptance rules, as pure functions of arrays. No model, no cache, no randomness of its own.
+Owns: proposals, the acceptance rules as functions of arrays, and the choice of metal/accept.metal for sampled
+acceptance where the filters begin with top-k: it looks at the best logits alone, with the noise of the same generator.
 Invariant: whether row j is accepted depends on the proposal only up to j, never on later rows.
 
-Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023);
-DFlash 2 specification 4.4 and 4.5.
+Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023); docs/dflash2.md 4.4,
+4.5.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: embedding, one mask per layer kind, the loop over mlx-lm's decoder layers with taps after each layer,
 final norm and head. A family's own file says which layers are of which kind and how one is run. The tap of
-layer i is the residual stream after layer i, before the final norm (DFlash 2 specification 3.1).
+layer i is the residual stream after layer i, before the final norm (docs/dflash2.md 3.1).
 """
 
 from __future__ import annotations

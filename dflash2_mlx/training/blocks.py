@@ -3,7 +3,7 @@
 Owns: the choice of anchors, a block's tokens, labels and supervision, and how blocks of several sequences stand in one
 pass. Host-side, NumPy: it is data preparation.
 
-Reference: DFlash 2 specification 7.1.
+Reference: docs/dflash2.md 7.1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and going on from them exactly.
+"""Checkpoints of a training run, going on from them exactly, and the trained drafter in the published layout.
 
 Owns: what a checkpoint holds, which one is the newest, and the refusal of one that was made otherwise. An unfinished
 checkpoint is never taken for a whole one.

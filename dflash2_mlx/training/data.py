@@ -4,7 +4,7 @@ Owns: the file format, and which tokens are learned. Of text all tokens are; of 
 as the chat template spells them, so nothing of one that only asks. Beside its messages a chat may have what the
 template is given besides: `tools` and `chat_template_kwargs`.
 
-Reference: DFlash 2 specification 7.1.
+Reference: docs/dflash2.md 7.1.
 """
 
 from __future__ import annotations

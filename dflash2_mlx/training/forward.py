@@ -7,7 +7,7 @@ Projections, convolution, norms and MLP take all blocks as one batch. Attention 
 through groups of neighbouring blocks: every group looks at exactly the rows it may see, so that scores of rows nobody
 sees are not computed, and sequences of different lengths need no padding.
 
-Reference: DFlash 2 specification 3.2, 7.1.
+Reference: docs/dflash2.md 3.2, 7.1.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: position weights, cross-entropy over the vocabulary, cross-entropy of the selector over its own candidates with
 the true predecessor, and the counts behind the metrics.
 
-Reference: DFlash 2 specification 7.2, 6.
+Reference: docs/dflash2.md 7.2, 6.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A drafter's config for a target that has none yet.
+"""A drafter before its first step: its config for a target that has none yet, and its first weights.
 
-Owns: defaults for layers, taps, block size and window, from the target's `config.json`; the result is a config in the
-published layout like any other.
+Owns: defaults for layers, taps, block size and window, from the target's `config.json`; new weights, or a checkpoint's.
+The convolution starts as the identity and the selector as silent, so an untrained DFlash 2 drafter is a DFlash drafter.
 
-Reference: DFlash 2 specification 2.1-2.3, 2.6.
+Reference: docs/dflash2.md 2.1-2.3, 2.6, 7.2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: which prompts are asked, and the file of replies, from which an interrupted run goes on exactly.
 
-Reference: DFlash 2 specification 7.1.
+Reference: docs/dflash2.md 7.1.
 """
 
 from __future__ import annotations

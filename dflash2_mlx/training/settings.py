@@ -1,6 +1,6 @@
 """What a training run is given and what it tells: documents, settings, reports.
 
-Reference: DFlash 2 specification 7.3.
+Reference: docs/dflash2.md 7.3.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Owns: the order of documents, the step, and the optimiser. What a step does depe
 ran before in this process: a run that was killed goes on as if it had not been. All functions run on the thread that
 owns MLX.
 
-Reference: DFlash 2 specification 7.3.
+Reference: docs/dflash2.md 7.3.
 """
 
 from __future__ import annotations

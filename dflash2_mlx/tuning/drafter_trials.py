@@ -29,8 +29,7 @@ from ..kernels.select_walk import key_of as select_walk_key
 from ..kernels.top_candidates import MAX_CANDIDATES, CandidateLists, candidate_lists, top_candidates_call, twin_lists
 from ..kernels.top_candidates import key_of as top_candidates_key
 from ..targets.base import Target
-from . import qmm_trials as qmm_contests
-from . import target_trials as target_contests
+from . import qmm_trials, target_trials
 from .trial import Case, Contest, Outputs
 
 Arrays = tuple[mx.array, ...]
@@ -46,7 +45,7 @@ def contests(target: Target, drafter: DraftModel | None, rows: Sequence[int]) ->
     if dispatcher().factory is None:
         return []
     # What is worth most comes first: time may run out.
-    found = qmm_contests.contests(target, drafter, rows) + target_contests.contests(target, drafter, rows)
+    found = qmm_trials.contests(target, drafter, rows) + target_trials.contests(target, drafter, rows)
     if drafter is not None:
         # Logits come from the target's head, in the target's type; its rows may be more than the drafter's ids.
         head = (target.spec.vocab_size, target.embed(mx.zeros((1, 1), dtype=mx.int32)).dtype)

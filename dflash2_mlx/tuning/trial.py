@@ -1,8 +1,7 @@
 """What `tune` races: the ways in which one operation can be done at one shape.
 
 Owns: the description of a race, and the one chain by which all of them are timed: each call waits for the one before,
-and sets of inputs take turns, so that what a call reads comes from memory as it does in a pass. The kernel modules say
-which races there are, `tune` runs them, the dispatcher keeps the winners.
+and sets of inputs take turns, so that what a call reads comes from memory as it does in a pass.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Contest:
     """One race.
 
     Attributes:
-        kernel: name of the kernel, one of `_dispatch.KERNELS`.
+        kernel: name of the kernel, one of `dispatch.KERNELS`.
         key: shapes, types and rows in words, for instance "5120x17408 4bit g64 bfloat16 rows 8"; a winner
             is kept under it.
         stock: the contender that is MLX's own operation; the numbers of the others are held against it.

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.device.chips import read_chip
-from dflash2_mlx.kernels import dispatch as _dispatch
+from dflash2_mlx.kernels import dispatch
 
 from .conftest import Run
 
@@ -58,7 +58,7 @@ def test_json_is_for_bug_reports(run: Run) -> None:
 
 
 def test_a_variable_that_cannot_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    _dispatch.dispatcher.cache_clear()
+    dispatch.dispatcher.cache_clear()
     monkeypatch.setenv("DFLASH2_KERNELS", "fast")
     ran = run("doctor", "--quick")
     assert ran.code == 1 and ran.error.startswith("DFLASH2_KERNELS: got 'fast', expected auto, mlx, metal")
@@ -69,9 +69,9 @@ def metal_by_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if mx.metal.is_available():
         pytest.skip("there is Metal here")
     monkeypatch.setenv("DFLASH2_KERNELS", "select_walk=metal")
-    _dispatch.dispatcher.cache_clear()
+    dispatch.dispatcher.cache_clear()
     yield
-    _dispatch.dispatcher.cache_clear()
+    dispatch.dispatcher.cache_clear()
 
 
 def test_metal_that_is_not_there_is_reported_and_an_error(run: Run, metal_by_name: None) -> None:

@@ -1,4 +1,4 @@
-"""A converted drafter is the drafter that quantizing on load gives, bit for bit (specification D-12, D-26)."""
+"""A converted drafter is the drafter that quantizing on load gives, bit for bit (docs/dflash2.md 8.12, 8.26)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import dflash2_mlx as d2
 from dflash2_mlx import convert_drafter, load_drafter
-from dflash2_mlx.checkpoints import files as checkpoint
+from dflash2_mlx.checkpoints import files
 from dflash2_mlx.checkpoints.convert import stated_licences
 from dflash2_mlx.device.runtime import owner
 from tests.checkpoint_files import WIDE, fitting, nothing_is_read, parameters, refused, write
@@ -254,8 +254,8 @@ def test_of_a_hub_drafter_the_card_is_fetched_too_and_before_the_weights(tmp_pat
         asked.append(allow_patterns)
         return str(folder)
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot)
-    monkeypatch.setattr(checkpoint, "hf_hub_download", lambda name, file: str(folder / file))
+    monkeypatch.setattr(files, "snapshot_download", snapshot)
+    monkeypatch.setattr(files, "hf_hub_download", lambda name, file: str(folder / file))
     done = convert_drafter("owner/drafter", tmp_path / "copy")
     assert done.licence == "apache-2.0" and 'base_model: "owner/drafter"' in (done.folder / "README.md").read_text()
     assert "README.md" in asked[0] and "*.safetensors" not in asked[0] and "*.safetensors" in asked[1]

@@ -1,4 +1,4 @@
-"""Quantized drafters: on load, and files that MLX has quantized before (specification D-12; CK-9)."""
+"""Quantized drafters: on load, and files that MLX has quantized before (docs/dflash2.md 8.12; CK-9)."""
 
 from __future__ import annotations
 

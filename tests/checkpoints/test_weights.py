@@ -1,4 +1,4 @@
-"""Drafter files: names, shards, tensors, dtypes (specification 2.3, 2.5; T12, CK-9).
+"""Drafter files: names, shards, tensors, dtypes (docs/dflash2.md 2.3, 2.5; T12, CK-9).
 
 `refused` demands that everything wrong is found in headers, before a weight is read.
 """

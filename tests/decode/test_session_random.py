@@ -8,7 +8,7 @@ import pytest
 
 from dflash2_mlx.decode.request import RoundResult
 from dflash2_mlx.decode.session import DFlash2Session, Request
-from dflash2_mlx.layers import kv_cache as buffers
+from dflash2_mlx.layers import kv_cache
 from tests.runs import CRITICAL, assert_state_of, lively_target, plain_reply, thinned
 from tests.scripted import ScriptedDrafter
 
@@ -72,8 +72,8 @@ def test_long_random_conversations(family, seed, monkeypatch):
 
 def hold_conversations(family: str, tight: bool, monkeypatch: pytest.MonkeyPatch, *, seed: int, replies: int) -> None:
     if tight:
-        monkeypatch.setattr(buffers, "GROWTH", 3)
-        monkeypatch.setattr(buffers, "_SMALL", 2)
+        monkeypatch.setattr(kv_cache, "GROWTH", 3)
+        monkeypatch.setattr(kv_cache, "_SMALL", 2)
     chance = random.Random(f"{family} {seed}")
     drafter = ScriptedDrafter(
         [],

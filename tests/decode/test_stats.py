@@ -1,6 +1,6 @@
 """Honest numbers (CK-19): what is counted, when the clock starts, and what a target call buys.
 
-Definitions are those of specification 6.1. Replies come from a tiny target with a drafter that knows the text and
+Definitions are those of docs/dflash2.md 6.1. Replies come from a tiny target with a drafter that knows the text and
 errs on schedule; where time matters the clock is a fake one that only target passes move.
 """
 
@@ -57,7 +57,7 @@ def test_definitions_by_hand() -> None:
     for share in stats.acceptance_by_position:
         product *= share
         expected += product
-    assert stats.acceptance_length == pytest.approx(expected)  # the identity of specification 6.1
+    assert stats.acceptance_length == pytest.approx(expected)  # the identity of docs/dflash2.md 6.1
 
 
 def test_positions_nobody_reached_are_none_not_zero() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dflash2_mlx as d2
-from dflash2_mlx.checkpoints import precision as dtypes
+from dflash2_mlx.checkpoints import precision
 from dflash2_mlx.checkpoints.files import MINI_TARGET, read_config
 from dflash2_mlx.device import blas
 
@@ -211,21 +211,21 @@ GIGA = 10**9
 def test_what_auto_means(
     monkeypatch: pytest.MonkeyPatch, fast: bool, free: int | None, settled: str, words: str
 ) -> None:
-    monkeypatch.setattr(dtypes, "fast_blas", lambda: fast)
-    monkeypatch.setattr(dtypes, "system_memory", lambda field: {"MemAvailable": free}[field])
+    monkeypatch.setattr(precision, "fast_blas", lambda: fast)
+    monkeypatch.setattr(precision, "system_memory", lambda field: {"MemAvailable": free}[field])
     config = read_config(MINI_TARGET)
-    found, notice = dtypes.settle_target_dtype("auto", config)
+    found, notice = precision.settle_target_dtype("auto", config)
     assert found == settled and notice is not None and words in notice
-    assert dtypes.settle_target_dtype("float32", config) == ("float32", None), "who asks is told nothing"
+    assert precision.settle_target_dtype("float32", config) == ("float32", None), "who asks is told nothing"
     plain = {name: value for name, value in config.items() if not name.startswith("quantization")}
-    assert dtypes.settle_target_dtype("auto", plain) == ("auto", None), "nothing to unpack, no choice"
+    assert precision.settle_target_dtype("auto", plain) == ("auto", None), "nothing to unpack, no choice"
     held = d2.load_precision(target_config=config)
     assert (held.dequantized, held.target_bytes) == (settled == "float32", 4)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_reply_says_which_it_was(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    monkeypatch.setattr(dtypes, "fast_blas", lambda: fast)
+    monkeypatch.setattr(precision, "fast_blas", lambda: fast)
     engine = d2.load("mini")
     result = d2.generate(engine, "Convert 3 kilometres to metres.", d2.GenerationConfig(max_tokens=4))
     (notice,) = engine.load_notices

@@ -1,4 +1,4 @@
-"""What a drafter's `config.json` may say (specification 2.1, 2.5, 2.6; CK-7).
+"""What a drafter's `config.json` may say (docs/dflash2.md 2.1, 2.5, 2.6; CK-7).
 
 Every refusal is checked for its form: one line, `field: got received, expected ...`.
 """

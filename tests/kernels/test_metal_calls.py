@@ -8,7 +8,7 @@ import sys
 import mlx.core as mx
 import pytest
 
-from dflash2_mlx.kernels import qmm_calls as _metal_qmm
+from dflash2_mlx.kernels import qmm_calls
 from dflash2_mlx.kernels.accept import accept_call
 from dflash2_mlx.kernels.conv_add_norm import conv_add_norm_call
 from dflash2_mlx.kernels.dynamic_conv import dynamic_conv_call
@@ -25,9 +25,9 @@ CALLS = [
     top_candidates_call((7, 248320), 16, 248077),
     select_walk_call((1, 7, 31, 16), 256, True),
     norm_rope_call((2, 8, 48, 128), mx.bfloat16, 40),
-    _metal_qmm.quantized_tile((16, 5120, 17408), mx.bfloat16, 64, 4, False),
-    _metal_qmm.quantized_matrix((8, 5120, 17408), mx.bfloat16, 64, 4, True),
-    _metal_qmm.quantized_tensor((8, 5120, 17408), mx.bfloat16, 64, 8, False),
+    qmm_calls.quantized_tile((16, 5120, 17408), mx.bfloat16, 64, 4, False),
+    qmm_calls.quantized_matrix((8, 5120, 17408), mx.bfloat16, 64, 4, True),
+    qmm_calls.quantized_tensor((8, 5120, 17408), mx.bfloat16, 64, 8, False),
     few_row_attention_call((2, 24, 8, 256), (2, 4, 5000, 256), mx.bfloat16, window=None, sink=0, causal=True),
     few_row_merge_call(20, (2, 24, 8, 256), mx.bfloat16),
     gated_delta_verify_call((2, 48, 128, 128), (2, 8, 16, 128), mx.bfloat16),

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.kernels import qmm_calls as _metal_qmm
+from dflash2_mlx.kernels import qmm_calls
 from dflash2_mlx.kernels.call import KernelCall
 from dflash2_mlx.kernels.qmm_forms import MATRIX, TENSOR, TILE
 from dflash2_mlx.kernels.qmm_rows import Packed, by_rows, call_for
@@ -180,7 +180,7 @@ def test_tensor_operations_break_no_rule_of_memory(on_metal, sanitizer):
 @pytest.mark.parametrize(("count", "dtype"), [(17, mx.bfloat16), (8, mx.float32)])
 def test_what_tensor_operations_do_not_take(count, dtype):
     with pytest.raises(ValueError, match="qmm_rows_tensor: got"):
-        _metal_qmm.quantized_tensor((count, 64, 8), dtype, 64, 4, False)
+        qmm_calls.quantized_tensor((count, 64, 8), dtype, 64, 4, False)
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
@@ -203,19 +203,19 @@ def test_address_spaces(on_metal, form, storage):
     ("shape", "group_size", "bits"), [((2, 64, 8), 64, 3), ((2, 64, 8), 16, 4), ((2, 96, 8), 64, 4)]
 )
 def test_impossible_storages_are_refused(shape, group_size, bits):
-    for make in (_metal_qmm.quantized_tile, _metal_qmm.quantized_matrix):
+    for make in (qmm_calls.quantized_tile, qmm_calls.quantized_matrix):
         with pytest.raises(ValueError, match="quantized rows: got"):
             make(shape, mx.float32, group_size, bits, False)
 
 
 def test_the_matrix_units_take_sixteen_rows():
     with pytest.raises(ValueError, match="qmm_rows_mma: got 17 rows"):
-        _metal_qmm.quantized_matrix((17, 64, 8), mx.float32, 64, 4, False)
+        qmm_calls.quantized_matrix((17, 64, 8), mx.float32, 64, 4, False)
 
 
 def test_what_is_compiled_depends_on_width_and_storage_only():
     def template(rows_: int, inputs: int, outputs: int) -> object:
-        return _metal_qmm.quantized_tile((rows_, inputs, outputs), mx.float32, 64, 4, False).template
+        return qmm_calls.quantized_tile((rows_, inputs, outputs), mx.float32, 64, 4, False).template
 
     assert template(5, 5120, 17408) == template(5, 4096, 1024) == template(10, 64, 3) == template(9, 64, 3)
     assert len({template(rows_, 64, 8) for rows_ in range(1, 33)}) == 8

@@ -13,7 +13,7 @@ from dflash2_mlx.kernels.dispatch import KernelMismatch, dispatcher
 from dflash2_mlx.kernels.qmm_rows import Packed, random_product, stock_product
 from dflash2_mlx.targets.registry import make_target
 from dflash2_mlx.tuning import qmm_trials as qmm_contests
-from dflash2_mlx.tuning import trial as _contest
+from dflash2_mlx.tuning import trial
 from dflash2_mlx.tuning.qmm_trials import contests
 from tests.runs import target_config
 from tests.tiny import make_mlx_model, make_tiny_drafter
@@ -35,7 +35,7 @@ def matrix(inputs: int = 128, outputs: int = 37, bits: int = 4, dtype: mx.Dtype 
 
 @pytest.fixture(autouse=True)
 def small_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_contest, "ROTATED_BYTES", 9000)
+    monkeypatch.setattr(trial, "ROTATED_BYTES", 9000)
 
 
 def test_every_kind_of_product_has_a_race_for_every_number_of_rows(metal):

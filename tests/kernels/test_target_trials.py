@@ -8,10 +8,10 @@ import pytest
 
 from dflash2_mlx.kernels import few_row_attention, gated_delta_verify
 from dflash2_mlx.kernels.dispatch import KernelMismatch, dispatcher
-from dflash2_mlx.sampling import acceptance as accept
+from dflash2_mlx.sampling import acceptance
 from dflash2_mlx.sampling.config import SamplingConfig
 from dflash2_mlx.tuning import target_trials as target_contests
-from dflash2_mlx.tuning import trial as _contest
+from dflash2_mlx.tuning import trial
 from dflash2_mlx.tuning.target_trials import contests
 from tests.tiny import make_tiny_drafter, make_tiny_target
 
@@ -19,7 +19,7 @@ from tests.tiny import make_tiny_drafter, make_tiny_target
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(target_contests, "CONTEXTS", (40, 2200))
-    monkeypatch.setattr(_contest, "ROTATED_BYTES", 2**15)
+    monkeypatch.setattr(trial, "ROTATED_BYTES", 2**15)
 
 
 @pytest.mark.usefixtures("believing")
@@ -78,10 +78,10 @@ def test_acceptance_is_raced_from_logits_to_tokens(metal):
     counts = [race.chains[name](2).tolist() for name in ("mlx", "metal")]
     assert counts[0] == counts[1] and "accept" in dispatcher()._kernels
     sampling = SamplingConfig(temperature=0.7, top_k=20)
-    assert accept.wanted(sampling, 3, 211, 6)
+    assert acceptance.wanted(sampling, 3, 211, 6)
     dispatcher().wanted = {**dispatcher().wanted, "accept": "auto"}
     dispatcher().adopt({("accept", race.key): "mlx"})
-    assert not accept.wanted(sampling, 3, 211, 6) and accept.wanted(sampling, 2, 211, 6)
+    assert not acceptance.wanted(sampling, 3, 211, 6) and acceptance.wanted(sampling, 2, 211, 6)
 
 
 @pytest.mark.parametrize("kernel", ["few_row_attention", "gated_delta_verify"])

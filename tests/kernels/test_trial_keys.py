@@ -19,11 +19,11 @@ from dflash2_mlx.kernels import few_row_attention
 from dflash2_mlx.kernels.call import KernelCall
 from dflash2_mlx.kernels.dispatch import Dispatcher, dispatcher
 from dflash2_mlx.kernels.top_candidates import TOP_EACH, TOP_THREADS, top_candidates, top_candidates_call
-from dflash2_mlx.layers import kv_cache as buffers
+from dflash2_mlx.layers import kv_cache
 from dflash2_mlx.layers.quantized import use_row_kernels
 from dflash2_mlx.targets.layer_loop import LayerLoopTarget
 from dflash2_mlx.targets.registry import make_target
-from dflash2_mlx.tuning import target_trials as target_contests
+from dflash2_mlx.tuning import target_trials
 from dflash2_mlx.tuning.drafter_trials import contests
 from tests.engines import tiny_engine
 from tests.runs import PROMPT, run, target_config
@@ -71,11 +71,11 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asking]:
     monkeypatch.setattr(_dispatch, "Dispatcher", Asking)
     monkeypatch.setattr("dflash2_mlx.kernels.top_candidates.TOP_THREADS", 2)  # lists of 64 ids
     # Buffers that soon have what counts as a long context.
-    monkeypatch.setattr(buffers, "_SMALL", 8)
-    monkeypatch.setattr(target_contests, "CONTEXTS", (8, 64))
-    for module in (buffers, target_contests):
+    monkeypatch.setattr(kv_cache, "_SMALL", 8)
+    monkeypatch.setattr(target_trials, "CONTEXTS", (8, 64))
+    for module in (kv_cache, target_trials):
         monkeypatch.setattr(module, "GROWTH", 32)
-    for module in (few_row_attention, target_contests):
+    for module in (few_row_attention, target_trials):
         monkeypatch.setattr(module, "SHORT", 24)
     top_candidates_call.cache_clear()
     dispatcher.cache_clear()

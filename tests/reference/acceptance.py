@@ -1,4 +1,4 @@
-"""Acceptance of a proposal (specification 4.4, 4.5) and the exact laws it obeys.
+"""Acceptance of a proposal (docs/dflash2.md 4.4, 4.5) and the exact laws it obeys.
 
 Greedy.  ``y_i`` is the target's argmax of verified row i.  The first N of them
 check the proposal, num_accepted is the number of leading rows with

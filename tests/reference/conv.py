@@ -1,4 +1,4 @@
-"""Grouped dynamic convolution over the rows of one block (specification 3.7).
+"""Grouped dynamic convolution over the rows of one block (docs/dflash2.md 3.7).
 
 One module sits around a sublayer and has two sides: side 0 mixes the rows
 before the sublayer, side 1 mixes the sublayer's output.  With ``x`` the

@@ -1,4 +1,4 @@
-"""Whole drafter forward, recomputed from scratch every time (specification 3).
+"""Whole drafter forward, recomputed from scratch every time (docs/dflash2.md 3).
 
 Taps.  The tap of target layer t is the residual stream after layer t.  The
 taps of one token are concatenated in the order of ``target_layer_ids`` and
@@ -80,7 +80,7 @@ def rope_theta(config: Mapping[str, Any]) -> float:
 
 
 def default_target_layer_ids(target_layers: int, draft_layers: int) -> list[int]:
-    """Taps of a version 1 file without a list (specification 2.6)."""
+    """Taps of a version 1 file without a list (docs/dflash2.md 2.6)."""
     if draft_layers == 1:
         return [target_layers // 2]
     span = target_layers - 4

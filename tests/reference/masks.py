@@ -1,4 +1,4 @@
-"""Who sees whom inside the drafter's attention (specification 3.6).
+"""Who sees whom inside the drafter's attention (docs/dflash2.md 3.6).
 
 The keys are the context rows (absolute positions below the anchor's) followed
 by the block rows themselves.  A query at position p sees a key at position s

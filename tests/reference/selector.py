@@ -1,4 +1,4 @@
-"""Candidate selector (specification 3.9).
+"""Candidate selector (docs/dflash2.md 3.9).
 
 Row j of the block proposes one token.  Its K candidates are the ids of the K
 largest logits, listed by (logit descending, id ascending).  With ``z_j`` the

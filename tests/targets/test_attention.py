@@ -10,7 +10,7 @@ from mlx_lm.tuner.lora import LoRALinear
 from dflash2_mlx.errors import SettingError
 from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.layers import gated_delta
-from dflash2_mlx.targets import layer_loop as adapter
+from dflash2_mlx.targets import layer_loop
 from dflash2_mlx.targets.registry import make_target
 from tests.kernels.conftest import metal, msl_cache, own_dispatcher  # noqa: F401
 from tests.runs import target_config
@@ -43,10 +43,10 @@ def verify(family: str, rows: int = 5, batch: int = 1) -> list[mx.array]:
 def test_layers_from_their_parts_equal_mlx_lms(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = verify(family, batch=batch)
     ran = []
-    layer = adapter.run_attention_layer
-    monkeypatch.setattr(adapter, "run_attention_layer", lambda *a: ran.append(1) or layer(*a))
+    layer = layer_loop.run_attention_layer
+    monkeypatch.setattr(layer_loop, "run_attention_layer", lambda *a: ran.append(1) or layer(*a))
     # Only the adapter is told so: the operation itself takes its twin, as there is no Metal.
-    monkeypatch.setattr(adapter, "few_row_wanted", lambda queries, *_: queries[2] == 5)
+    monkeypatch.setattr(layer_loop, "few_row_wanted", lambda queries, *_: queries[2] == 5)
     ours = verify(family, batch=batch)
     assert ran
     for mine, theirs in zip(ours, stock, strict=True):
@@ -69,12 +69,12 @@ def test_without_metal_mlx_lm_runs_its_layers(rows: int, monkeypatch: pytest.Mon
     def never(*_: object) -> mx.array:
         raise AssertionError
 
-    monkeypatch.setattr(adapter, "run_attention_layer", never)
+    monkeypatch.setattr(layer_loop, "run_attention_layer", never)
     verify("qwen3", rows)
 
 
 def test_a_single_row_is_mlx_lms(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(adapter, "run_attention_layer", None)
+    monkeypatch.setattr(layer_loop, "run_attention_layer", None)
     verify("qwen3", 1)
 
 
@@ -85,17 +85,17 @@ def test_layers_of_another_class_stay_mlx_lms(metal: None) -> None:  # noqa: F81
     class Other(type(layer)):  # type: ignore[misc]
         pass
 
-    assert adapter.attention_shape(layer) is not None
+    assert layer_loop.attention_shape(layer) is not None
     layer.__class__ = Other
-    assert adapter.attention_shape(layer) is None
+    assert layer_loop.attention_shape(layer) is None
     layer.__class__ = Other.__bases__[0]
     own = layer.self_attn.k_proj
     layer.self_attn.k_proj = LoRALinear.from_base(own)
-    assert adapter.attention_shape(layer) is None
+    assert layer_loop.attention_shape(layer) is None
     layer.self_attn.k_proj = own
-    assert adapter.attention_shape(layer) is not None
+    assert layer_loop.attention_shape(layer) is not None
     layer.self_attn.scale *= 2
-    assert adapter.attention_shape(layer) is None
+    assert layer_loop.attention_shape(layer) is None
 
 
 def test_in_exact_mode_few_rows_are_the_kernels_always(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
@@ -107,8 +107,8 @@ def test_in_exact_mode_few_rows_are_the_kernels_always(metal: None, monkeypatch:
     state, many = target.new_state(), mx.concatenate([PROMPT, PROMPT], axis=1)
     tested = {variant for variant in dispatcher()._tested if variant[0] == "few_row_attention"}
     by_kernel = []
-    layer, step = adapter.run_attention_layer, gated_delta.gated_delta_verify
-    monkeypatch.setattr(adapter, "run_attention_layer", lambda *a: by_kernel.append("attention") or layer(*a))
+    layer, step = layer_loop.run_attention_layer, gated_delta.gated_delta_verify
+    monkeypatch.setattr(layer_loop, "run_attention_layer", lambda *a: by_kernel.append("attention") or layer(*a))
     monkeypatch.setattr(gated_delta, "gated_delta_verify", lambda *a, **k: by_kernel.append("state") or step(*a, **k))
     for ids, keep, expected in (
         (many, 36, set()),  # more rows than exactness covers
@@ -138,7 +138,7 @@ def test_exactness_needs_every_kernel_of_a_pass(name: str, metal: None, monkeypa
 
 
 def test_exactness_needs_attention_that_we_know(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(adapter, "attention_shape", lambda _: None)
+    monkeypatch.setattr(layer_loop, "attention_shape", lambda _: None)
     config = target_config("qwen3_5")
     with pytest.raises(SettingError, match="expected 'fast': full attention layers that our kernel does not know"):
         make_target(make_mlx_model(config, bits=4), config, exact=True)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.drafters.dflash2.context import DrafterContext
-from dflash2_mlx.layers import kv_cache as buffers
+from dflash2_mlx.layers import kv_cache
 from dflash2_mlx.targets.state import TargetState
 from tests.runs import FAMILIES, assert_same_rows, formats, lively_target, thinned
 from tests.tiny import make_tiny_drafter
@@ -34,8 +34,8 @@ def padded(sequences: list[list[int]]) -> mx.array:
 def room(tight, monkeypatch):
     """With little spare room the sliding buffers of all sequences move at once."""
     if tight:
-        monkeypatch.setattr(buffers, "GROWTH", 3)
-        monkeypatch.setattr(buffers, "_SMALL", 2)
+        monkeypatch.setattr(kv_cache, "GROWTH", 3)
+        monkeypatch.setattr(kv_cache, "_SMALL", 2)
 
 
 @pytest.mark.parametrize(("family", "tight"), thinned(FAMILIES, [False, True]))

@@ -21,7 +21,7 @@ from dflash2_mlx.drafters.dflash2.config import DrafterConfig
 from dflash2_mlx.kernels import dispatch as _dispatch
 from dflash2_mlx.kernels.dispatch import dispatcher
 from dflash2_mlx.kernels.qmm_rows import Packed
-from dflash2_mlx.tuning import target_trials as target_contests
+from dflash2_mlx.tuning import target_trials
 from dflash2_mlx.tuning.drafter_trials import drafter_contests
 from dflash2_mlx.tuning.measure import most_seconds
 from dflash2_mlx.tuning.qmm_trials import contests as qmm_contests
@@ -66,20 +66,20 @@ def drafted() -> Any:
 def races() -> list[Contest]:
     matrices = [dims for name, dims in TARGET.tensors.items() if len(dims) == 2 and "embed_tokens" not in name]
     found = qmm_contests(model(*(packed(*dims) for dims in matrices)), drafted(), ROWS)
-    attention, half = target_contests._Attention, mx.bfloat16
+    attention, half = target_trials._Attention, mx.bfloat16
     own = (DRAFTER.num_heads, DRAFTER.num_kv_heads, DRAFTER.head_dim)
     shapes: list[Any] = [
         *(attention(TARGET.heads, TARGET.kv_heads, TARGET.head_dim, half, None, True, context)
-          for context in target_contests._contexts(None, 262_144)),
+          for context in target_trials._contexts(None, 262_144)),
         *(attention(*own, half, DRAFTER.sliding_window, False, context)
-          for context in target_contests._contexts(DRAFTER.sliding_window, None)),
-        target_contests._Delta(48, 16, 128, 128, half),
+          for context in target_trials._contexts(DRAFTER.sliding_window, None)),
+        target_trials._Delta(48, 16, 128, 128, half),
     ]  # fmt: skip
     found += [shape.contest(rows) for shape in shapes for rows in ROWS[1:]]
     vocab = TARGET.tensors["lm_head.weight"][0]
     target: Any = SimpleNamespace(spec=SimpleNamespace(vocab_size=vocab), embed=lambda ids: mx.zeros((1,), dtype=half))
     drafter: Any = SimpleNamespace(config=DRAFTER)
-    found += [case.contest() for case in target_contests.acceptances(target, drafter, ROWS)]
+    found += [case.contest() for case in target_trials.acceptances(target, drafter, ROWS)]
     books = (mx.zeros((vocab, DRAFTER.selector_rank or 0), dtype=half),) * 2
     return found + drafter_contests(DRAFTER, half, ROWS, books, (vocab, half))
 

@@ -1,7 +1,7 @@
 """The published prompt sets, fetched from the Hub as plain files and cached there.
 
 Owns: where each set lies, how one of its rows becomes a prompt, and what is told when that fails. The protocol is
-the authors' (specification 6.2); the sample is drawn by the library.
+the authors' (docs/dflash2.md 6.2); the sample is drawn by the library.
 """
 
 from __future__ import annotations

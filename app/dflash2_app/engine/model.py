@@ -1,4 +1,4 @@
-"""TODO."""
+"""A loaded model under its settings: the limits they set, what is told with a reply, and the template's variables."""
 
 from __future__ import annotations
 

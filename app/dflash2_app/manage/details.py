@@ -9,8 +9,7 @@ from typing import Any
 import dflash2_mlx as d2
 
 from ..errors import AppError, UsageError
-from ..models import hub
-from ..models import registry as suggestions
+from ..models import hub, registry
 from ..models.cache import is_hub_id
 from ..models.discover import LocalModel, local_config
 from ..models.hub import Page
@@ -70,7 +69,7 @@ def facts_of(looked: Looked, context: int = DEFAULT_CONTEXT) -> dict[str, Any]:
             problem = str(error)
     suggested, fit = None, None
     if config is not None and described is not None and described.kind == "target":
-        suggested = suggestions.drafter_for(looked.name, config)
+        suggested = registry.drafter_for(looked.name, config)
         fit = check_fit(config, _config_anywhere(suggested.repo_id) if suggested else None, context)
     return {
         "name": looked.name,

@@ -12,8 +12,7 @@ from typing import Any
 import dflash2_mlx as d2
 
 from ..errors import AppError, UsageError
-from ..models import hub
-from ..models import registry as suggestions
+from ..models import hub, registry
 from ..models.cache import is_hub_id
 from ..models.hub import Page
 from ..models.pull import wanted
@@ -49,7 +48,7 @@ def ask_pair(repo_id: str, drafter: str | None, *, tell: Tell = lambda _: None) 
         return [model], []
     notes = []
     if drafter is None:
-        known = suggestions.drafter_for(repo_id, model.config)
+        known = registry.drafter_for(repo_id, model.config)
         if known is None:
             return [model], [f"no drafter is known for {repo_id}: it decodes plainly; --drafter names one"]
         notes.append(f"with it comes {known.repo_id}: {known.reason}")
@@ -86,6 +85,6 @@ def _drafter_of(target: Asked, name: str, tell: Tell) -> Asked:
 
 def terms(page: Page) -> list[str]:
     """What a person should know of a repository's licence before it is fetched."""
-    if suggestions.is_non_commercial(page.license):
+    if registry.is_non_commercial(page.license):
         return [f"{page.repo_id}: its licence is {page.license}: not for commercial use"]
     return [f"{page.repo_id}: its page names no licence"] if page.license is None else []

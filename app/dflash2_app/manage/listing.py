@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..models import hub
-from ..models import registry as suggestions
+from ..models import hub, registry
 from ..models.cache import cached_repo
 from ..models.discover import LocalModel, local_config
 from ..models.memory import DEFAULT_CONTEXT, check_fit
@@ -16,7 +15,7 @@ from ..models.memory import DEFAULT_CONTEXT, check_fit
 
 def listed(model: LocalModel, context: int = DEFAULT_CONTEXT) -> dict[str, Any]:
     """Plain JSON; `context` is what the memory estimate is for, in tokens."""
-    suggested = suggestions.drafter_for(model.name, model.config) if model.facts.kind == "target" else None
+    suggested = registry.drafter_for(model.name, model.config) if model.facts.kind == "target" else None
     fit = None
     if model.facts.kind == "target":
         fit = check_fit(model.config, local_config(suggested.repo_id) if suggested else None, context)

@@ -4,7 +4,7 @@ Owns: the projections, q/k norms, RoPE at absolute positions, and the visibility
 and values are written into the context buffer past its committed rows, so the block attends one array in time
 order without a copy; the next committed rows overwrite them.
 
-Reference: DFlash 2 specification 3.2, 3.4, 3.6.
+Reference: docs/dflash2.md 3.2, 3.4, 3.6.
 """
 
 from __future__ import annotations

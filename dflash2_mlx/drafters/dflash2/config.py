@@ -1,7 +1,8 @@
-"""What a drafter's `config.json` says: the strict reading of published DFlash and DFlash 2 files.
+"""What a drafter's `config.json` says, read strictly, and a narrower view of the context.
 
 Knows nothing of tensors, models or files. Invariant: a value that exists was checked; nothing is dropped and nothing
-falls back to a silent default.
+falls back to a silent default. A narrower window or a sink changes only which context rows are visible: the text stays
+the target's, acceptance may change either way.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: one buffer group for all drafter layers, its device length and host bounds. Rows are projected once,
 when their tokens are committed. Knows nothing of tokens or of how rows are made.
 
-Reference: DFlash 2 specification 4.1, 4.8.
+Reference: docs/dflash2.md 4.1, 4.8.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: the coefficients (base kernel plus a projection of the module's input), the two sides, and the residual sum and
 norm that follow the second one. The arithmetic is in `kernels`. Names follow the checkpoint.
 
-Reference: DFlash 2 specification 3.7.
+Reference: docs/dflash2.md 3.7.
 """
 
 from __future__ import annotations

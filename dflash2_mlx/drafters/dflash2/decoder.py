@@ -1,6 +1,6 @@
 """One drafter layer: convolved attention and convolved MLP around a residual stream.
 
-Reference: DFlash 2 specification 3.5.
+Reference: docs/dflash2.md 3.5.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The drafter: one parallel pass over a block, then a walk through its candidates.
 
-Owns: the checkpoint's module tree, context features, the block pass, logits and the proposal. Borrows
-embedding and output head from the target at call time and holds no state between rounds (that is
-`DrafterContext`). Invariant: a proposal depends only on the committed context, the anchor and the noise.
+Owns: the checkpoint's module tree (the selector's codebooks and gate among it), context features, the block pass,
+logits and the proposal. Takes embedding and output head from the target at call time and holds no state between rounds
+(that is `DrafterContext`). Invariant: a proposal depends only on the committed context, the anchor and the noise.
 
-Reference: DFlash 2 (Inco AI / Z Lab, 2026); DFlash 2 specification 3.
+Reference: DFlash 2 (Inco AI / Z Lab, 2026); docs/dflash2.md 3.
 """
 
 from __future__ import annotations

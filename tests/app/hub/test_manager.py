@@ -9,11 +9,9 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from dflash2_app.commands import models as commands
-from dflash2_app.commands import models_view
-from dflash2_app.commands import options as models_options
+from dflash2_app.commands import models_view, options
 from dflash2_app.models import hub as hub_calls
-from dflash2_app.models import memory
-from dflash2_app.models import registry as suggestions
+from dflash2_app.models import memory, registry
 from dflash2_app.settings.paths import find_base
 from tests.published import DFLASH2
 from tests.tiny import TARGET_CONFIGS, save_drafter, save_target
@@ -76,7 +74,7 @@ def test_search_refuses(run: Run, shelf: Hub) -> None:
 
 def test_the_words_of_options_are_those_of_the_modules() -> None:
     assert tuple(hub_calls.SORTS) == commands.SORT_NAMES
-    assert models_options.DEFAULT_CONTEXT == memory.DEFAULT_CONTEXT
+    assert options.DEFAULT_CONTEXT == memory.DEFAULT_CONTEXT
 
 
 # List
@@ -166,8 +164,8 @@ def test_what_another_program_downloaded_is_ours_too(run: Run, hub: Hub, pair: P
 def test_list_suggests_and_counts_the_drafter(
     run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = suggestions.SuggestedDrafter(DRAFTER, "made for it")
-    monkeypatch.setattr(suggestions, "drafter_for", lambda *about: found)
+    found = registry.SuggestedDrafter(DRAFTER, "made for it")
+    monkeypatch.setattr(registry, "drafter_for", lambda *about: found)
     run("models", "pull", TARGET, "--drafter", "none")
     item = shown(run, "list")["models"][0]
     assert (item["drafter"], item["drafter_is_here"]) == (DRAFTER, False)
@@ -286,7 +284,7 @@ def test_a_pair_is_refused_by_name_before_it_is_loaded(run: Run, hub: Hub, pair:
      ("creativeml-openrail-m", False), ("qwen-research", True)],
 )  # fmt: skip
 def test_licences_that_forbid_commercial_use(license: str | None, forbids: bool) -> None:
-    assert suggestions.is_non_commercial(license) is forbids
+    assert registry.is_non_commercial(license) is forbids
 
 
 def test_words_that_are_no_command(run: Run) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, snapshot_download
 
-from dflash2_app.models import memory, pull
-from dflash2_app.models import registry as suggestions
+from dflash2_app.models import memory, pull, registry
 from tests.tiny import TARGET_CONFIGS, save_drafter
 
 from ..conftest import Run
@@ -86,9 +85,9 @@ def test_a_new_commit_fetches_only_what_changed(run: Run, hub: Hub, pair: Publis
 
 
 def test_the_known_drafter_comes_along(run: Run, hub: Hub, pair: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = suggestions.SuggestedDrafter(DRAFTER, "made for it")
+    found = registry.SuggestedDrafter(DRAFTER, "made for it")
     asked: list[object] = []
-    monkeypatch.setattr(suggestions, "drafter_for", lambda *about: (asked.append(about), found)[1])
+    monkeypatch.setattr(registry, "drafter_for", lambda *about: (asked.append(about), found)[1])
     ran = run("models", "pull", TARGET)
     assert ran.code == 0 and f"note: with it comes {DRAFTER}: made for it" in ran.err
     assert snapshot(hub, DRAFTER).is_dir()

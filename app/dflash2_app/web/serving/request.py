@@ -1,4 +1,4 @@
-"""TODO."""
+"""What a reply is to be, in the words of no interface: messages, limits, sampling, tools and format."""
 
 from __future__ import annotations
 
