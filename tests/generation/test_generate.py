@@ -207,7 +207,10 @@ def test_cancel_anywhere_and_go_on(family: str) -> None:
         for _ in range(count):
             next(stream)
         stream.close()
-        assert owner().call(lambda session=session: (session.busy, session.finish_reason)) == (False, "cancelled")
+        busy, reason = owner().call(lambda session=session: (session.busy, session.finish_reason))
+        # One event ahead of its reader, a reply may have come to its end before it is closed.
+        may_have_ended = count + 2 >= len(whole)
+        assert not busy and (reason == "cancelled" or (may_have_ended and reason == whole[-1].finish_reason))
         known, position = list(session.tokens), session.memory.position
         assert len(known) - position in (0, 1), "tokens that were never read must not count as known"
         turn = [LONG, PROMPT, [*known, 4]][number]
