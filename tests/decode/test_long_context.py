@@ -44,7 +44,7 @@ def test_a_reply_behind_32k_tokens():
     # Memory: rows of the full layers, one chunk's scores (4 heads, float32), and nothing else that grows.
     kept, scores = kept_bytes(session), CHUNK * DEPTH * 4 * 4
     assert mx.get_peak_memory() - before < 2 * kept + 3 * scores + 8 * MB
-    assert session.memory.context.buffers.capacity <= short.context.buffers.capacity + WIDTH
+    assert session.memory.context.buffers.capacity <= short.memory.context.buffers.capacity + WIDTH
     session.finish()
     memory = session.snapshot()
 
@@ -65,7 +65,7 @@ def test_a_reply_behind_32k_tokens():
 
     # Drafting sees a window, so its cost does not know the depth; the target's pass does.
     session.restore(memory)
-    near, far = (draft_s(drafter, one.context, target) for one in (short, session))
+    near, far = (draft_s(drafter, one.memory.context, target) for one in (short, session))
     assert far < 3 * near + 0.005
 
 

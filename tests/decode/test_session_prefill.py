@@ -92,7 +92,7 @@ def test_chunks_leave_no_trace(family, window):
         # Only chunks with rows the drafter can see are tapped.
         ends = [min((i + 1) * chunk, len(LONG)) for i in range(len(target.calls))]
         assert [tapped for _, tapped in target.calls] == [end > first_row for end in ends]
-        held, other = session.memory.context.buffers, whole.context.buffers
+        held, other = session.memory.context.buffers, whole.memory.context.buffers
         assert held.base == other.base == first_row
         for mine, theirs in zip((*held.keys, *held.values), (*other.keys, *other.values), strict=True):
             rows = [rows_of(b, a, first_row, len(LONG)) for b, a in ((held, mine), (other, theirs))]
